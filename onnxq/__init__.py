@@ -1,0 +1,39 @@
+"""onnxq: quantize, lint and transform ONNX graphs with pure graph passes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from onnxq.api import Result as Result
+    from onnxq.api import quantize as quantize
+    from onnxq.api import run as run
+    from onnxq.compare import compare as compare
+    from onnxq.passbase import Context as Context
+    from onnxq.passbase import Pass as Pass
+    from onnxq.passbase import Pipeline as Pipeline
+    from onnxq.passbase import proto_pass as proto_pass
+
+# Public names and where they live; imported on first use so that `import onnxq` costs nothing.
+_HOME = {
+    "Result": "onnxq.api",
+    "quantize": "onnxq.api",
+    "run": "onnxq.api",
+    "compare": "onnxq.compare",
+    "Context": "onnxq.passbase",
+    "Pass": "onnxq.passbase",
+    "Pipeline": "onnxq.passbase",
+    "proto_pass": "onnxq.passbase",
+}
+
+__all__ = [*sorted(_HOME), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOME:
+        raise AttributeError(f"module 'onnxq' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

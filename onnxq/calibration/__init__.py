@@ -1,0 +1,1 @@
+"""Where model and calibration samples meet: sources, observers, the onnxruntime runner."""

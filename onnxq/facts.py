@@ -1,0 +1,209 @@
+"""Typed facts that passes hand to each other, keyed by IR objects (names change, objects do not).
+
+A fact written by one pass is read by later ones; `Pipeline` checks the order before it runs. A fact whose class says
+``stays = True`` is not about the graph (data, target) and never goes stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import onnx_ir as ir
+
+from onnxq.errors import OptionError, near
+from onnxq.numerics.spec import Encoding, Granularity, TensorSpec
+
+if TYPE_CHECKING:
+    from onnxq.calibration.sources import Source
+    from onnxq.targets import Target
+
+
+class Edge(NamedTuple):
+    """One use of a value: input ``index`` of ``node``."""
+
+    node: ir.Node
+    index: int
+
+    @property
+    def value(self) -> ir.Value:
+        """The value on this edge."""
+        value = self.node.inputs[self.index]
+        assert value is not None
+        return value
+
+
+class Fact:
+    """Base of everything in a `Context`'s fact store."""
+
+    stays: ClassVar[bool] = False
+
+
+@dataclass
+class Goal(Fact):
+    """What the caller asked for: target and options of the whole run; ``target`` decides what is legal."""
+
+    stays: ClassVar[bool] = True
+    target: Target
+
+
+@dataclass
+class Feeds(Fact):
+    """Calibration samples. ``source`` can be iterated more than once; each item is ``{input name: array}``."""
+
+    stays: ClassVar[bool] = True
+    source: Source
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one node.
+
+    Attributes:
+        status: ``integer`` (runs on integers), ``dynamic`` (activations quantized at run time), ``moves`` (moves data,
+            shares one encoding), ``weight-only``, or ``float``.
+        code: Kebab-case reason code, for example ``no-integer-kernel``.
+        reason: The reason in words, with numbers.
+    """
+
+    status: str
+    code: str
+    reason: str
+
+
+@dataclass
+class Plan(Fact):
+    """Which edges get which spec, which values share one encoding, and why each layer is as it is.
+
+    Attributes:
+        activations: Values that get a QuantizeLinear, with its spec.
+        readers: Uses that read the dequantized form of such a value. Other uses keep the float value.
+        weights: Uses of constants that are stored as integers.
+        biases: Uses of constants stored as int32, with scale = input scale x weight scale.
+        shared: Groups of values that must carry one identical encoding (data movement).
+        fixed: Values whose range is known without data, as (low, high): Softmax, Sigmoid.
+        decisions: One entry a node.
+    """
+
+    activations: dict[ir.Value, TensorSpec] = field(default_factory=dict)
+    readers: dict[Edge, ir.Value] = field(default_factory=dict)
+    weights: dict[Edge, TensorSpec] = field(default_factory=dict)
+    biases: dict[Edge, TensorSpec] = field(default_factory=dict)
+    shared: list[list[ir.Value]] = field(default_factory=list)
+    fixed: dict[ir.Value, tuple[float, float]] = field(default_factory=dict)
+    decisions: dict[ir.Node, Decision] = field(default_factory=dict)
+
+
+@dataclass
+class Axes(Fact):
+    """Concrete granularity for each planned weight use; a use missing here is per tensor."""
+
+    of: dict[Edge, Granularity] = field(default_factory=dict)
+
+
+@dataclass
+class Skips(Fact):
+    """Layers a later pass must leave float although the plan had them, with the reason."""
+
+    nodes: dict[ir.Node, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Range:
+    """What calibration knows of one value.
+
+    Attributes:
+        lo: Lower end that the encoding should cover, in the value's units.
+        hi: Upper end.
+        seen_lo: Smallest finite value seen in any sample.
+        seen_hi: Largest finite value seen.
+        sqnr_db: Expected signal to quantization noise at the planned type and [lo, hi], in dB, where the observer
+            keeps a histogram; None otherwise.
+    """
+
+    lo: float
+    hi: float
+    seen_lo: float
+    seen_hi: float
+    sqnr_db: float | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """A JSON-able form."""
+        out = {"lo": self.lo, "hi": self.hi, "seen_lo": self.seen_lo, "seen_hi": self.seen_hi}
+        return out if self.sqnr_db is None else {**out, "sqnr_db": self.sqnr_db}
+
+
+@dataclass
+class Ranges(Fact):
+    """Calibrated ranges, and the values that are infinite by construction (reason in words)."""
+
+    of: dict[ir.Value, Range] = field(default_factory=dict)
+    infinite: dict[ir.Value, str] = field(default_factory=dict)
+    samples: int = 0
+    method: str = "minmax"
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration cache: ranges by value name, sorted."""
+        return {
+            "format": "onnxq-ranges-1",
+            "method": self.method,
+            "samples": self.samples,
+            "ranges": {k: r.to_json() for k, r in sorted((v.name or "", r) for v, r in self.of.items())},
+            "infinite": dict(sorted((v.name or "", why) for v, why in self.infinite.items())),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], model: ir.Model) -> Ranges:
+        """Inverse of `to_json` for a model that has values of these names.
+
+        Raises:
+            OptionError: Wrong format, or a name the model does not have.
+        """
+        if not isinstance(data, dict) or data.get("format") != "onnxq-ranges-1":
+            raise OptionError("not a calibration cache: expected 'format': 'onnxq-ranges-1'")
+        names = values_by_name(model)
+
+        def find(name: str) -> ir.Value:
+            if name not in names:
+                raise OptionError(
+                    f"the calibration cache names '{name}', which this model does not have{near(name, names)}"
+                )
+            return names[name]
+
+        return cls(
+            {find(k): Range(**r) for k, r in data["ranges"].items()},
+            {find(k): why for k, why in data.get("infinite", {}).items()},
+            int(data.get("samples", 0)),
+            str(data.get("method", "")),
+        )
+
+
+@dataclass
+class Encodings(Fact):
+    """Scale and zero point for every planned edge."""
+
+    activations: dict[ir.Value, Encoding] = field(default_factory=dict)
+    weights: dict[Edge, Encoding] = field(default_factory=dict)
+    biases: dict[Edge, Encoding] = field(default_factory=dict)
+
+
+def values_by_name(model: ir.Model) -> dict[str, ir.Value]:
+    """All named values of the main graph and its subgraphs (outer scope wins)."""
+    out: dict[str, ir.Value] = {}
+    for value in all_values(model):
+        if value.name:
+            out.setdefault(value.name, value)
+    return out
+
+
+def all_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Inputs, initializers and node outputs, main graph first."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        yield from graph.inputs
+        yield from graph.initializers.values()
+        for node in graph:
+            yield from node.outputs
+
+
+Transfer = Callable[[Any], Any]

@@ -1,0 +1,1 @@
+"""Quantization arithmetic in NumPy: no onnx import anywhere below this package."""

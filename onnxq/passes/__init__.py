@@ -1,0 +1,1 @@
+"""One pass a file. `onnxq.registry` finds them by module name."""

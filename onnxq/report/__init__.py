@@ -1,0 +1,1 @@
+"""Reports: one function a format."""
