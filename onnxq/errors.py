@@ -37,9 +37,7 @@ class RecipeError(OnnxqError, ValueError):
 
     def __init__(self, message: str, *, file: str | None = None, line: int | None = None) -> None:
         self.file, self.line = file, line
-        where = (
-            f"{file}:{line}: " if file and line else f"{file}: " if file else f"line {line}: " if line else ""
-        )
+        where = f"{file}:{line}: " if file and line else f"{file}: " if file else f"line {line}: " if line else ""
         super().__init__(where + message)
 
 

@@ -77,9 +77,7 @@ class Context:
         try:
             return cast("F", self._facts[kind])
         except KeyError:
-            raise FactError(
-                f"{self._running or 'a pass'} reads {kind.__name__}, which no earlier step wrote"
-            ) from None
+            raise FactError(f"{self._running or 'a pass'} reads {kind.__name__}, which no earlier step wrote") from None
 
     def maybe(self, kind: type[F]) -> F | None:
         """The fact of this type, or None."""
@@ -164,9 +162,7 @@ class Pass(ir.passes.InPlacePass):
 
         missing = [f.__name__ for f in self.reads if ctx is None or not ctx.has(f)]
         if missing:
-            raise FactError(
-                f"{self.name} reads {', '.join(sorted(missing))}: run it in a Pipeline after its writer"
-            )
+            raise FactError(f"{self.name} reads {', '.join(sorted(missing))}: run it in a Pipeline after its writer")
         crossing = border.open_model(source)
         run_step(self, crossing.model, ctx or Context())
         return crossing.to_proto()
@@ -223,9 +219,7 @@ class Pipeline(Pass):
             for fact in sorted(step.reads - known, key=lambda f: f.__name__):
                 writers = sorted(str(s) for s in flat if isinstance(s, Pass) and fact in s.writes)
                 hint = f"; {', '.join(writers)} writes it but stands later" if writers else ""
-                raise FactError(
-                    f"{self.label}: {step} reads {fact.__name__}, which no earlier step writes{hint}"
-                )
+                raise FactError(f"{self.label}: {step} reads {fact.__name__}, which no earlier step writes{hint}")
             known |= step.writes
 
     def run(self, model: ir.Model, ctx: Context) -> bool:

@@ -156,9 +156,7 @@ class TensorSpec:
             g = Blocked(int(data["block_size"]), data.get("axis"))
         elif "axis" in data:
             g = PerAxis(data["axis"])
-        return cls(
-            QType.named(data["type"]), bool(data.get("symmetric", False)), g, bool(data.get("dynamic", False))
-        )
+        return cls(QType.named(data["type"]), bool(data.get("symmetric", False)), g, bool(data.get("dynamic", False)))
 
 
 @dataclass(frozen=True, eq=False)
