@@ -2,7 +2,7 @@
 
     OnnxqError                    exit 2; the message is complete: what, where, what to do
     ├── OptionError (ValueError)  an option, selector or combination that does not exist or does not fit
-    ├── RecipeError (ValueError)  a recipe that cannot be read; carries file and line
+    ├── RecipeError (ValueError)  a recipe or target file that cannot be read; carries file and line
     ├── InputError                the model file: missing, truncated, not ONNX, external data gone
     │   └── UnsupportedError      valid ONNX that the IR cannot carry, or an opset / type nobody here knows
     ├── DataError                 calibration data: empty, wrong names, shapes or types, NaN
@@ -27,11 +27,11 @@ class OptionError(OnnxqError, ValueError):
 
 
 class RecipeError(OnnxqError, ValueError):
-    """A recipe that cannot be read.
+    """A recipe or target file that cannot be read.
 
     Args:
         message: What is wrong and what would be right.
-        file: Recipe file, when there is one.
+        file: The YAML file, when there is one.
         line: 1-based line in that file.
     """
 

@@ -1,0 +1,150 @@
+"""What a target is: the runtime's rules as plain frozen data. Nothing here imports onnx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from onnxq.errors import OptionError, near
+from onnxq.numerics.spec import Granularity, PerAxis, PerTensor, QType, TensorSpec
+
+Kind = Literal["matmul-like", "binary", "unary", "join", "moves", "folds"]
+Form = Literal["static", "dynamic", "weight-only"]
+
+
+@dataclass(frozen=True)
+class OpsetWindow:
+    """Default-domain opsets a written model may import.
+
+    Attributes:
+        min: Oldest; an older model is upgraded.
+        max: Newest that the runtime has QuantizeLinear kernels for.
+        default: Opset an older model is upgraded to.
+    """
+
+    min: int
+    max: int
+    default: int
+
+    def __post_init__(self) -> None:
+        if not self.min <= self.default <= self.max:
+            raise OptionError(f"opset: needs min <= default <= max, got {self.min}, {self.default}, {self.max}")
+
+
+@dataclass(frozen=True)
+class TensorRules:
+    """Integer types one role (activations or weights) may take.
+
+    Attributes:
+        types: Types the runtime loads and computes right.
+        default: The one used when nobody asks.
+        symmetric: Whether the zero point is fixed at the middle of the type.
+        granularity: One scale per tensor or per output channel.
+    """
+
+    types: tuple[QType, ...]
+    default: QType
+    symmetric: bool
+    granularity: Literal["per-tensor", "per-channel"] = "per-tensor"
+
+    def __post_init__(self) -> None:
+        if self.default not in self.types:
+            raise OptionError(f"the default type {self.default.name} is not one of the listed types")
+
+
+@dataclass(frozen=True)
+class BiasRules:
+    """How a bias is stored.
+
+    Attributes:
+        type: Integer type, at scale input scale x weight scale.
+        policy: What happens when the bias does not fit: ``raise-weight-scale`` raises that channel's weight scale.
+    """
+
+    type: QType
+    policy: Literal["raise-weight-scale"]
+
+
+@dataclass(frozen=True)
+class IntegerOp:
+    """One op that the target runs on integers.
+
+    Attributes:
+        kind: ``matmul-like`` has weights and anchors an integer island; ``binary``, ``unary`` and ``join`` requantize;
+            ``moves`` only moves data and shares one encoding between input and output; ``folds`` disappears into the
+            QuantizeLinear behind it when that Q clips at least as tightly (Relu: zero point = qmin).
+        forms: Ways of quantizing that reach a fast kernel.
+        per_channel: Weights may have one scale per output channel.
+        needs_output_q: Without a QuantizeLinear behind it the op stays float.
+        float_output_max_rank: Largest rank of a per-channel weight when no QuantizeLinear follows; 0 is any.
+        bias_int32: The bias (third input, or the constant of a following Add) must be int32 for the integer kernel.
+        where: Attribute values the kernel takes; an attribute that is not written fits.
+    """
+
+    kind: Kind
+    forms: tuple[Form, ...] = ("static",)
+    per_channel: bool = False
+    needs_output_q: bool = True
+    float_output_max_rank: int = 0
+    bias_int32: bool = False
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def misfit(self, attributes: Mapping[str, Any]) -> str:
+        """Why a node with these attribute values stays float, in words; ``""`` if it fits."""
+        for name, allowed in self.where.items():
+            if name in attributes and attributes[name] not in allowed:
+                return f"{name} is {attributes[name]}, the integer kernel takes {' or '.join(map(str, allowed))}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The rules of one runtime.
+
+    Attributes:
+        name: Name in messages and in the written model's metadata.
+        description: One line.
+        opset: Opsets of a written model.
+        ir_version: Least IR version of a written model.
+        float_types: Float types whose ops have integer kernels, ONNX spelling in lower case.
+        activations: Types and symmetry of activations.
+        weights: Types, symmetry and granularity of weights.
+        bias: Type and overflow policy of biases.
+        integer_ops: Default-domain op type to rule; an op that is not here stays float.
+    """
+
+    name: str
+    description: str
+    opset: OpsetWindow
+    ir_version: int
+    float_types: tuple[str, ...]
+    activations: TensorRules
+    weights: TensorRules
+    bias: BiasRules
+    integer_ops: Mapping[str, IntegerOp]
+
+    def activation_spec(self, qtype: str | None = None) -> TensorSpec:
+        """The spec of activations, of the default or of a requested type.
+
+        Raises:
+            OptionError: The target does not take that type.
+        """
+        return self._spec("activations", self.activations, qtype)
+
+    def weight_spec(self, qtype: str | None = None) -> TensorSpec:
+        """The spec of weights; per channel has no axis yet.
+
+        Raises:
+            OptionError: The target does not take that type.
+        """
+        return self._spec("weights", self.weights, qtype)
+
+    def _spec(self, role: str, rules: TensorRules, name: str | None) -> TensorSpec:
+        qtype = QType.named(name) if name else rules.default
+        if qtype not in rules.types:
+            names = [t.name for t in rules.types]
+            hint = near(qtype.name, names)
+            raise OptionError(f"target {self.name} does not take {qtype.name} {role}{hint}")
+        granularity: Granularity = PerAxis() if rules.granularity == "per-channel" else PerTensor()
+        return TensorSpec(qtype, rules.symmetric, granularity)
