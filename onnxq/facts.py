@@ -6,9 +6,9 @@ A fact written by one pass is read by later ones; `Pipeline` checks the order be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from onnxq.targets import Target
 
 
-class Edge(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Edge:
     """One use of a value: input ``index`` of ``node``."""
 
     node: ir.Node
@@ -79,6 +80,7 @@ class Plan(Fact):
     Attributes:
         activations: Values that get a QuantizeLinear, with its spec.
         readers: Uses that read the dequantized form of such a value. Other uses keep the float value.
+        outputs: Graph outputs that deliver the dequantized form of a planned value.
         weights: Uses of constants that are stored as integers.
         biases: Uses of constants stored as int32, with scale = input scale x weight scale.
         shared: Groups of values that must carry one identical encoding (data movement).
@@ -88,6 +90,7 @@ class Plan(Fact):
 
     activations: dict[ir.Value, TensorSpec] = field(default_factory=dict)
     readers: dict[Edge, ir.Value] = field(default_factory=dict)
+    outputs: set[ir.Value] = field(default_factory=set)
     weights: dict[Edge, TensorSpec] = field(default_factory=dict)
     biases: dict[Edge, TensorSpec] = field(default_factory=dict)
     shared: list[list[ir.Value]] = field(default_factory=list)
@@ -204,6 +207,3 @@ def all_values(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.initializers.values()
         for node in graph:
             yield from node.outputs
-
-
-Transfer = Callable[[Any], Any]

@@ -1,0 +1,152 @@
+"""Layers: a weight-carrying op together with the bias Add and the Relu/Clip that the runtime folds into it."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxq import ops
+from onnxq.facts import Edge
+from onnxq.look import attr_int, constant, constant_tensor, dims_of, is_constant, only_use, onnx_op
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One matmul-like op and what belongs to it.
+
+    Attributes:
+        node: Conv, ConvTranspose, Gemm or MatMul.
+        inputs: Uses of activations.
+        weight: Use of the constant weight; None when both operands are activations.
+        bias: Use of the constant bias: the op's own bias input, or the constant operand of a following Add.
+        tail: The value the rest of the graph reads: behind bias Add and folded Relu/Clip.
+        body: The nodes between ``node`` and ``tail``, in order.
+    """
+
+    node: ir.Node
+    inputs: tuple[Edge, ...]
+    weight: Edge | None
+    bias: Edge | None
+    tail: ir.Value
+    body: tuple[ir.Node, ...]
+
+    @property
+    def channels(self) -> int | None:
+        """Number of output channels, where there is a constant weight."""
+        if self.weight is None:
+            return None
+        shape = self.weight.value.shape
+        assert shape is not None
+        axis = ops.channel_axis(self.node, self.weight.index, len(shape))
+        dim = None if axis is None else shape[axis]
+        if not isinstance(dim, int):
+            return None
+        return dim * attr_int(self.node, "group", 1) if onnx_op(self.node, "ConvTranspose") else dim
+
+
+def is_float(value: ir.Value | None) -> bool:
+    """Whether a value is known to hold floats of any width."""
+    return value is not None and value.dtype in FLOATS
+
+
+def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
+    """Read a matmul-like node as a layer, or say in words why it is none.
+
+    Args:
+        node: A node with a row in `onnxq.ops`.
+        apart: Nodes that must not become part of the layer.
+    """
+    row = ops.info(node)
+    if row is None:
+        return f"{node.op_type} carries no weights"
+    slots = [s for s in row.weights if s.index < len(node.inputs) and node.inputs[s.index] is not None]
+    weights = [s for s in slots if is_constant(node.inputs[s.index])]
+    weight: Edge | None = Edge(node, weights[0].index) if weights else None
+    if weight is None and not onnx_op(node, "MatMul"):
+        return "its weight is computed at run time"
+    if len(weights) == len(slots) and len(slots) > 1:
+        return "all its operands are constant"
+    if weight is not None and not is_float(weight.value):
+        return f"its weight is {_dtype(weight.value)}, not a float type"
+    data = tuple(
+        Edge(node, i)
+        for i, value in enumerate(node.inputs)
+        if value is not None and i != row.bias and (weight is None or i != weight.index)
+    )
+    bias: Edge | None = None
+    body: list[ir.Node] = []
+    tail = node.outputs[0]
+    if row.bias is not None and len(node.inputs) > row.bias and node.inputs[row.bias] is not None:
+        bias = Edge(node, row.bias)
+        if not is_constant(bias.value):
+            return "its bias is computed at run time"
+    layer = Layer(node, data, weight, bias, tail, ())
+    if bias is None and weight is not None and onnx_op(node, "MatMul"):
+        added = _added_bias(tail, layer.channels)
+        if added is not None and added.node not in apart:
+            bias = added
+            body.append(bias.node)
+            tail = bias.node.outputs[0]
+    folded = folded_behind(tail, apart)
+    if folded is not None:
+        body.append(folded)
+        tail = folded.outputs[0]
+    return Layer(node, data, weight, bias, tail, tuple(body))
+
+
+def folded_behind(tail: ir.Value, apart: Container[ir.Node] = ()) -> ir.Node | None:
+    """The Relu or Clip that alone reads a value and folds into the Q behind it."""
+    use = only_use(tail)
+    if use is None or use.node in apart or use.node.graph is not graph(tail) or not folds(use.node):
+        return None
+    return use.node
+
+
+def _dtype(value: ir.Value) -> str:
+    return value.dtype.name.lower() if value.dtype is not None else "of unknown type"
+
+
+def _added_bias(tail: ir.Value, channels: int | None) -> Edge | None:
+    """The constant operand of an Add behind a MatMul, when it broadcasts along the channels only."""
+    use = only_use(tail)
+    if use is None or not onnx_op(use.node, "Add") or use.node.graph is not graph(tail) or channels is None:
+        return None
+    other = Edge(use.node, 1 - use.index)
+    tensor = constant_tensor(other.node.inputs[other.index])
+    if tensor is None:
+        return None
+    dims = tensor.shape.numpy()
+    rank = len(dims_of(tail) or ())
+    if tensor.size not in (1, channels) or (tensor.size > 1 and dims[-1] != channels):
+        return None
+    return other if len(dims) <= 1 or len(dims) <= rank else None
+
+
+def graph(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """The graph a value's producer stands in."""
+    producer = value.producer()
+    return producer.graph if producer is not None else None
+
+
+def folds(node: ir.Node) -> bool:
+    """Whether a Relu, or a Clip from 0: a Q with zero point qmin behind it makes it redundant."""
+    if onnx_op(node, "Relu"):
+        return True
+    if not onnx_op(node, "Clip"):
+        return False
+    low, _ = clip_bounds(node)
+    return low == 0
+
+
+def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
+    """Constant (min, max) of a Clip in either form (attributes below opset 11, inputs after); None where unknown."""
+    if "min" in node.attributes or "max" in node.attributes:
+        low, high = (node.attributes[k].as_float() if k in node.attributes else None for k in ("min", "max"))
+        return low, high
+    bounds = [constant(node.inputs[i]) if i < len(node.inputs) else None for i in (1, 2)]
+    low, high = (float(b.item()) if b is not None and b.size == 1 else None for b in bounds)
+    return low, high
