@@ -167,11 +167,13 @@ class Encoding:
         spec: Type, symmetry and (resolved) granularity.
         scale: float32 or float16; rank 0 per tensor, [C] per axis, data rank when blocked; finite, > 0, normal.
         zero_point: ``spec.qtype.carrier`` (or int32 for int32 data), the shape of ``scale``.
+        dead: Flat positions in ``scale`` whose values are all zero or too small for any normal scale.
     """
 
     spec: TensorSpec
     scale: np.ndarray[Any, Any]
     zero_point: np.ndarray[Any, Any]
+    dead: tuple[int, ...] = ()
 
     @property
     def axis(self) -> int | None:
