@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from onnxq.api import quantize as quantize
     from onnxq.api import run as run
     from onnxq.compare import compare as compare
+    from onnxq.foreign import proto_pass as proto_pass
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
     from onnxq.passbase import Pipeline as Pipeline
-    from onnxq.passbase import proto_pass as proto_pass
 
 # Public names and where they live; imported on first use so that `import onnxq` costs nothing.
 _HOME = {
@@ -25,7 +25,7 @@ _HOME = {
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",
-    "proto_pass": "onnxq.passbase",
+    "proto_pass": "onnxq.foreign",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]
