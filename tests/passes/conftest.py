@@ -93,7 +93,7 @@ def _same_numbers(
     rtol: float = 1e-5,
     atol: float = 1e-5,
 ) -> None:
-    """The same output names and, optimised and unoptimised, the same numbers (atol is relative to the largest value)."""
+    """The same output names and, optimised and unoptimised, the same numbers; atol is relative to the largest value."""
     old = parser.parse_model(before) if isinstance(before, str) else before
     assert [o.name for o in old.graph.output] == [o.name for o in after.graph.output]
     onnx.checker.check_model(after, full_check=True)
