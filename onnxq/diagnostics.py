@@ -1,4 +1,4 @@
-"""What onnxq has to say about a model: severity, place, diagnostic. Notes of passes and lint findings are the same thing."""
+"""What onnxq says of a model: severity, place, diagnostic. Notes of passes and lint findings are the same thing."""
 
 from __future__ import annotations
 

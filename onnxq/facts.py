@@ -6,7 +6,7 @@ A fact written by one pass is read by later ones; `Pipeline` checks the order be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,6 +73,25 @@ class Decision:
     reason: str
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a plan was made from, so that it can be made again with more nodes left float.
+
+    Attributes:
+        activation: Spec of activations.
+        weight: Spec of weights, without axes.
+        banned: Nodes that stay float, with the reason.
+        forced: Nodes quantized although the target has no integer kernel for them.
+        dynamic: Whether a layer between float ops may quantize its input at run time.
+    """
+
+    activation: TensorSpec
+    weight: TensorSpec
+    banned: Mapping[ir.Node, Decision] = field(default_factory=dict)
+    forced: frozenset[ir.Node] = frozenset()
+    dynamic: bool = True
+
+
 @dataclass
 class Plan(Fact):
     """Which edges get which spec, which values share one encoding, and why each layer is as it is.
@@ -86,8 +105,10 @@ class Plan(Fact):
         shared: Groups of values that must carry one identical encoding (data movement).
         fixed: Values whose range is known without data, as (low, high): Softmax, Sigmoid.
         decisions: One entry a node.
+        wishes: What the plan was made from.
     """
 
+    wishes: Wishes
     activations: dict[ir.Value, TensorSpec] = field(default_factory=dict)
     readers: dict[Edge, ir.Value] = field(default_factory=dict)
     outputs: set[ir.Value] = field(default_factory=set)

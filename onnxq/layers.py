@@ -10,8 +10,12 @@ import onnx_ir as ir
 from onnxq import ops
 from onnxq.facts import Edge
 from onnxq.look import attr_int, constant, constant_tensor, dims_of, is_constant, only_use, onnx_op
+from onnxq.targets import IntegerOp
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+
+# |x| <= 255 and |w| <= 128: longer sums of products could leave the int32 accumulator.
+MAX_TERMS = (2**31 - 1) // (255 * 128)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Layer:
         if not isinstance(dim, int):
             return None
         return dim * attr_int(self.node, "group", 1) if onnx_op(self.node, "ConvTranspose") else dim
+
+    @property
+    def terms(self) -> int:
+        """How many products are summed for one output value; 0 where both operands are activations."""
+        tensor = constant_tensor(self.weight.value) if self.weight else None
+        return 0 if tensor is None or not self.channels else tensor.size // self.channels
 
 
 def is_float(value: ir.Value | None) -> bool:
@@ -150,3 +160,26 @@ def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
     bounds = [constant(node.inputs[i]) if i < len(node.inputs) else None for i in (1, 2)]
     low, high = (float(b.item()) if b is not None and b.size == 1 else None for b in bounds)
     return low, high
+
+
+def data_inputs(node: ir.Node, rule: IntegerOp) -> list[Edge]:
+    """The uses that carry data to be quantized: not shapes, indices, conditions, bounds."""
+    if rule.kind == "moves":
+        chosen = [0]
+    elif node.op_type == "Where":
+        chosen = [1, 2]
+    elif rule.kind == "matmul-like":
+        row = ops.info(node)
+        chosen = [s.index for s in row.weights] if row else [0]
+        chosen = [0, *chosen] if 0 not in chosen else chosen
+    elif rule.kind in ("unary", "folds"):
+        chosen = [0]
+    else:
+        chosen = list(range(len(node.inputs)))
+    return [Edge(node, i) for i in sorted(chosen) if i < len(node.inputs) and node.inputs[i] is not None]
+
+
+def clip_limit(value: ir.Value) -> float | None:
+    """Upper bound of the Clip that makes a value, None without one: the encoding must not reach beyond it."""
+    node = value.producer()
+    return clip_bounds(node)[1] if onnx_op(node, "Clip") and node is not None else None

@@ -8,14 +8,13 @@ Conv, none between an op and its bias or Relu, data movement at one shared encod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.facts import Decision, Edge, Plan
-from onnxq.layers import Layer, clip_bounds, folded_behind, folds, is_float, read_layer
+from onnxq.facts import Decision, Edge, Plan, Wishes
+from onnxq.layers import MAX_TERMS, Layer, data_inputs, folded_behind, folds, is_float, read_layer
 from onnxq.look import constant_tensor, dims_of, is_constant, onnx_op, uses
 from onnxq.numerics.spec import PerTensor, TensorSpec
 from onnxq.targets import IntegerOp, Target
@@ -26,24 +25,11 @@ FIXED = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
 
 @dataclass
 class Planner:
-    """One planning run.
-
-    Attributes:
-        target: Rules of the runtime.
-        activation: Spec of activations.
-        weight: Spec of weights, without axes.
-        banned: Nodes that stay float, with the reason: excluded by the user, or found sensitive.
-        forced: Nodes quantized although the target has no integer kernel for them.
-        dynamic: Whether a layer between float ops may quantize its input at run time.
-    """
+    """One planning run: target and wishes in, `make` out."""
 
     target: Target
-    activation: TensorSpec
-    weight: TensorSpec
-    banned: Mapping[ir.Node, Decision] = field(default_factory=dict)
-    forced: frozenset[ir.Node] = frozenset()
-    dynamic: bool = True
-    plan: Plan = field(default_factory=Plan)
+    wishes: Wishes
+    plan: Plan = field(init=False)
     _layers: dict[ir.Node, Layer] = field(default_factory=dict)
     _tails: dict[ir.Node, ir.Value] = field(default_factory=dict)
     _inside: dict[ir.Node, ir.Node] = field(default_factory=dict)
@@ -53,6 +39,7 @@ class Planner:
 
     def make(self, model: ir.Model) -> Plan:
         """Plan the main graph, then what can be done without ranges in its subgraphs."""
+        self.plan = Plan(self.wishes)
         nodes = list(model.graph)
         for node in nodes:
             self._forward(node)
@@ -81,7 +68,7 @@ class Planner:
         if rule.kind == "matmul-like":
             self._forward_layer(node)
             return
-        data = _data_inputs(node, rule)
+        data = data_inputs(node, rule)
         for edge in data:
             if is_constant(edge.value):
                 self._decide(node, "float", "constant-operand", f"{node.op_type} with a constant operand runs in float")
@@ -90,7 +77,7 @@ class Planner:
                 name = edge.value.name
                 self._decide(node, "float", "float-operand", f"its operand '{name}' is made by a float op")
                 return
-        folded = folded_behind(node.outputs[0], self.banned) if rule.kind == "binary" else None
+        folded = folded_behind(node.outputs[0], self.wishes.banned) if rule.kind == "binary" else None
         if folded is not None:
             self._inside[folded] = node
             self._tails[node] = folded.outputs[0]
@@ -102,10 +89,10 @@ class Planner:
 
     def _unfit(self, node: ir.Node) -> Decision | None:
         """Why a node stays float whatever stands around it."""
-        if node in self.banned:
-            return self.banned[node]
+        if node in self.wishes.banned:
+            return self.wishes.banned[node]
         rule = self.target.integer_ops.get(node.op_type) if node.domain == "" else None
-        if node in self.forced and ops.info(node) is not None:
+        if node in self.wishes.forced and ops.info(node) is not None:
             rule = rule or IntegerOp("matmul-like", per_channel=True)
         if rule is None:
             what = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
@@ -117,7 +104,7 @@ class Planner:
         misfit = rule.misfit({k: a.value for k, a in node.attributes.items() if not a.is_ref()})
         if misfit:
             return Decision("float", "attribute", misfit)
-        data = _data_inputs(node, rule)
+        data = data_inputs(node, rule)
         types = {e.value.dtype for e in data if e.value.dtype is not None}
         if any(t.name.lower() not in _names(self.target) for t in types):
             kinds = ", ".join(sorted(t.name.lower() for t in types))
@@ -128,7 +115,7 @@ class Planner:
         return None
 
     def _forward_layer(self, node: ir.Node) -> None:
-        layer = read_layer(node, self.banned)
+        layer = read_layer(node, self.wishes.banned)
         if isinstance(layer, str):
             del self._rules[node]
             self._decide(node, "float", "not-a-layer", layer)
@@ -138,6 +125,10 @@ class Planner:
             self._decide(
                 node, "float", "constant-left-operand", "its left operand is constant: no fast kernel takes that"
             )
+            return
+        if layer.terms > MAX_TERMS:
+            del self._rules[node]
+            self._decide(node, "float", "accumulator", f"sums of {layer.terms} products could overflow int32")
             return
         self._layers[node] = layer
         for inner in layer.body:
@@ -154,7 +145,7 @@ class Planner:
         layer = self._layers.get(node)
         if layer is None:
             if any(v in self._wanted for v in self._results(node)):
-                self._wanted.update(e.value for e in _data_inputs(node, rule))
+                self._wanted.update(e.value for e in data_inputs(node, rule))
             else:
                 why = "nothing behind it runs on integers, so requantizing would only cost accuracy"
                 self._decide(node, "float", "no-integer-reader", why)
@@ -166,7 +157,7 @@ class Planner:
             self._wanted.update(e.value for e in layer.inputs)
         elif layer.weight is None:
             self._decide(node, "float", "activation-matmul", "both operands are activations between float ops")
-        elif self.dynamic and "dynamic" in rule.forms:
+        elif self.wishes.dynamic and "dynamic" in rule.forms:
             why = "stands between float ops: its input is quantized at run time, exactly over each input's range"
             self._decide(node, "dynamic", "between-float-ops", why)
         else:
@@ -191,7 +182,7 @@ class Planner:
         self._decide(
             node, "moves" if rule.kind == "moves" else "integer", rule.kind, f"{node.op_type} between integers"
         )
-        data = _data_inputs(node, rule)
+        data = data_inputs(node, rule)
         for edge in data:
             self._read(edge)
         for value in self._results(node):
@@ -211,7 +202,7 @@ class Planner:
             self._make_integer(layer.tail)
         if layer.weight is not None:
             self.plan.weights[layer.weight] = self._weight_spec(layer, rule, quantized_output)
-            if layer.bias is not None:
+            if layer.bias is not None and layer.bias.value.dtype == ir.DataType.FLOAT:
                 self.plan.biases[layer.bias] = TensorSpec(
                     self.target.bias.type, True, self.plan.weights[layer.weight].granularity
                 )
@@ -220,7 +211,7 @@ class Planner:
 
     def _emit_dynamic(self, layer: Layer) -> None:
         assert layer.weight is not None
-        self.plan.weights[layer.weight] = self.weight
+        self.plan.weights[layer.weight] = self.wishes.weight
         for edge in layer.inputs:
             self.plan.readers[edge] = edge.value
         for inner in layer.body:
@@ -231,16 +222,16 @@ class Planner:
         rank = len(dims_of(layer.weight.value) or ())
         limit = rule.float_output_max_rank
         if not rule.per_channel or rank < 2 or (limit and rank > limit and not quantized_output):
-            return self.weight.at(PerTensor())
-        return self.weight
+            return self.wishes.weight.at(PerTensor())
+        return self.wishes.weight
 
     def _read(self, edge: Edge) -> None:
-        self.plan.activations.setdefault(edge.value, self.activation)
+        self.plan.activations.setdefault(edge.value, self.wishes.activation)
         self.plan.readers[edge] = edge.value
 
     def _make_integer(self, value: ir.Value) -> None:
         """A value made by an integer op: everybody reads its dequantized form, graph outputs too."""
-        self.plan.activations.setdefault(value, self.activation)
+        self.plan.activations.setdefault(value, self.wishes.activation)
         for edge in uses(value):
             self.plan.readers[edge] = value
         if value.is_graph_output():
@@ -259,7 +250,7 @@ class Planner:
         if isinstance(layer, str) or layer.weight is None or layer.weight.index == 0:
             why_not = layer if isinstance(layer, str) else "no constant right operand"
             self._decide(node, "float", "in-subgraph", why_not)
-        elif self.dynamic and "dynamic" in rule.forms:
+        elif self.wishes.dynamic and "dynamic" in rule.forms:
             self._decide(node, "dynamic", "in-subgraph", "its input is quantized at run time")
             self._emit_dynamic(layer)
         else:
@@ -280,23 +271,6 @@ def _names(target: Target) -> tuple[str, ...]:
     return tuple(alias.get(t, t) for t in target.float_types)
 
 
-def _data_inputs(node: ir.Node, rule: IntegerOp) -> list[Edge]:
-    """The uses that carry data to be quantized: not shapes, indices, conditions, bounds."""
-    if rule.kind == "moves":
-        chosen = [0]
-    elif node.op_type == "Where":
-        chosen = [1, 2]
-    elif rule.kind == "matmul-like":
-        row = ops.info(node)
-        chosen = [s.index for s in row.weights] if row else [0]
-        chosen = [0, *chosen] if 0 not in chosen else chosen
-    elif rule.kind in ("unary", "folds"):
-        chosen = [0]
-    else:
-        chosen = list(range(len(node.inputs)))
-    return [Edge(node, i) for i in sorted(chosen) if i < len(node.inputs) and node.inputs[i] is not None]
-
-
 def _merges_into_residual(layer: Layer) -> bool:
     """A rank-2 MatMul before an Add of two activations is merged to a float Gemm unless a Q stands between."""
     if not onnx_op(layer.node, "MatMul") or layer.body:
@@ -305,9 +279,3 @@ def _merges_into_residual(layer: Layer) -> bool:
     return rank == 2 and any(
         onnx_op(e.node, "Add") and constant_tensor(e.node.inputs[1 - e.index]) is None for e in uses(layer.tail)
     )
-
-
-def clip_limit(value: ir.Value) -> float | None:
-    """Upper bound of the Clip that makes a value, None without one: the encoding must not reach beyond it."""
-    node = value.producer()
-    return clip_bounds(node)[1] if onnx_op(node, "Clip") and node is not None else None

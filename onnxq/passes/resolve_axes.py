@@ -1,0 +1,48 @@
+"""`resolve-axes`: turn "per channel" into a concrete axis for each use of each weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from onnxq import ops
+from onnxq.facts import Axes, Edge, Fact, Plan
+from onnxq.numerics.spec import Blocked, Granularity, PerAxis, PerTensor
+from onnxq.passbase import Context, Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolveAxes(Pass):
+    """`Plan` -> `Axes`: the output-channel axis of each weight *use*, from the operator table.
+
+    Uses, not tensors: one weight read by ``Gemm(transB=0)`` and ``Gemm(transB=1)`` has two axes. One-dimensional
+    weights and uses without an output-channel axis are per tensor, with a note.
+    """
+
+    name: ClassVar[str] = "resolve-axes"
+    reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan})
+    writes: ClassVar[frozenset[type[Fact]]] = frozenset({Axes})
+
+    def run(self, model: ir.Model, ctx: Context) -> bool:
+        """Resolve every planned weight; the graph stays as it is."""
+        axes = Axes()
+        for edge, spec in ctx.get(Plan).weights.items():
+            axes.of[edge] = self._resolve(edge, spec.granularity, ctx)
+        ctx.put(axes)
+        return False
+
+    def _resolve(self, edge: Edge, wanted: Granularity, ctx: Context) -> Granularity:
+        if isinstance(wanted, PerTensor) or wanted.axis is not None:
+            return wanted
+        shape = edge.value.shape
+        assert shape is not None
+        axis = ops.channel_axis(edge.node, edge.index, len(shape))
+        if axis is None or len(shape) < 2:
+            why = (
+                f"its weight '{edge.value.name}' of shape {list(shape.numpy())} has no output-channel axis: per tensor"
+            )
+            ctx.note("per-tensor-weight", edge.node, why)
+            return PerTensor()
+        return PerAxis(axis) if isinstance(wanted, PerAxis) else Blocked(wanted.size, axis)

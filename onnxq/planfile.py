@@ -1,0 +1,65 @@
+"""A plan as a file a person can read, edit and give back: one entry a node, one a value.
+
+What is read back is the status of each node: ``float`` there means float here. All else follows from the graph, so an
+edited plan can never be inconsistent.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxq.errors import OptionError, near
+from onnxq.facts import Decision, Plan
+from onnxq.look import all_nodes
+
+FORMAT = "onnxq-plan-1"
+STATUSES = ("integer", "dynamic", "moves", "weight-only", "float")
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON-able data, in node order."""
+    return {
+        "format": FORMAT,
+        "nodes": {
+            node.name or "": {"op": node.op_type, "status": d.status, "code": d.code, "reason": d.reason}
+            for node, d in plan.decisions.items()
+        },
+        "activations": {value.name or "": spec.to_json() for value, spec in plan.activations.items()},
+        "weights": {
+            f"{e.node.name}:{e.index}": {"value": e.value.name, **spec.to_json()} for e, spec in plan.weights.items()
+        },
+        "shared": [[v.name for v in group] for group in plan.shared],
+    }
+
+
+def read_plan(file: str | Path, model: ir.Model) -> dict[ir.Node, Decision]:
+    """The nodes that a plan file leaves float.
+
+    Raises:
+        OptionError: Not a plan file, an unknown status, or a node this model does not have.
+    """
+    try:
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read the plan {file}: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("nodes"), dict):
+        raise OptionError(
+            f"{file} is not a plan: expected 'format': '{FORMAT}' and 'nodes' (write one with onnxq plan)"
+        )
+    names = {node.name or "": node for node in all_nodes(model)}
+    out: dict[ir.Node, Decision] = {}
+    for name, entry in data["nodes"].items():
+        if name not in names:
+            raise OptionError(f"the plan {file} names node '{name}', which this model does not have{near(name, names)}")
+        status = entry.get("status") if isinstance(entry, dict) else None
+        if status not in STATUSES:
+            raise OptionError(f"the plan {file}: node '{name}' has status {status!r}; known: {', '.join(STATUSES)}")
+        if status == "float":
+            out[names[name]] = Decision(
+                "float", str(entry.get("code", "by-plan")), str(entry.get("reason", "by the plan file"))
+            )
+    return out

@@ -1,0 +1,44 @@
+"""Integer copies of weights and biases as lazy tensors: quantized when they are written, one at a time, never kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.look import constant_tensor
+from onnxq.numerics.affine import quantize
+from onnxq.numerics.spec import Encoding, QType
+
+Array = np.ndarray[Any, Any]
+
+
+def onnx_dtype(qtype: QType) -> ir.DataType:
+    """The ONNX element type of an integer type."""
+    return ir.DataType[qtype.name.upper()]
+
+
+def as_tensor(values: Array, qtype: QType) -> ir.TensorProtocol:
+    """Integers in their carrier type as a tensor of ``qtype``; 4- and 2-bit types are packed when written."""
+    if qtype.bits >= 8:
+        return ir.Tensor(values)
+    return ir.Tensor(values.astype(getattr(ml_dtypes, qtype.name)), dtype=onnx_dtype(qtype))
+
+
+def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
+    """The integer copy of a constant float value, shape kept."""
+    source = constant_tensor(value)
+    assert source is not None
+    qtype = encoding.spec.qtype
+    return ir.LazyTensor(
+        lambda: as_tensor(quantize(source.numpy(), encoding), qtype),
+        dtype=onnx_dtype(qtype),
+        shape=ir.Shape(source.shape.numpy()),
+    )
+
+
+def quantized_bias(bias: Array, encoding: Encoding) -> ir.TensorProtocol:
+    """The int32 copy of a float64 bias of shape [channels]."""
+    return ir.Tensor(quantize(bias, encoding))
