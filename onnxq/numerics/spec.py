@@ -57,6 +57,11 @@ class QType:
         except KeyError:
             raise OptionError(f"unknown quantized type '{name}'{near(name, QTYPES)}") from None
 
+    parse = named  # what `onnxq.options` calls to read the type from YAML
+
+    def __str__(self) -> str:
+        return self.name
+
 
 QTYPES: dict[str, QType] = {
     t.name: t
