@@ -16,19 +16,23 @@ from onnxq.facts import Edge
 
 Array = np.ndarray[Any, Any]
 
+_GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS
 _DATA = {"value_int": ir.DataType.INT64, "value_ints": ir.DataType.INT64} | {
     "value_float": ir.DataType.FLOAT,
     "value_floats": ir.DataType.FLOAT,
 }
 
 
-def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+def bodies(node: ir.Node) -> list[ir.Graph]:
     """The graphs in a node's attributes (If branches, Loop and Scan bodies), in attribute order."""
-    for attr in node.attributes.values():
-        if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
-            yield attr.as_graph()
-        elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
-            yield from attr.as_graphs()
+    found: list[ir.Graph] = []
+    for attr in node.attributes.data.values():
+        kind = attr.type
+        if kind is _GRAPH and not attr.is_ref():
+            found.append(attr.as_graph())
+        elif kind is _GRAPHS and not attr.is_ref():
+            found.extend(attr.as_graphs())
+    return found
 
 
 def nested_graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
