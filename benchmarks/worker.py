@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+
 from models import conv_chain
 
 Feed = dict[str, np.ndarray[Any, Any]]
@@ -42,7 +43,13 @@ class Samples:
 
 
 def quantize_with_onnxruntime(model: str, output: str, samples: Samples, method: str) -> None:
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -96,7 +103,11 @@ def main() -> None:
     quantize = TOOLS[job["tool"]]
     logging.disable(logging.CRITICAL)
     silence = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(silence),
+        contextlib.redirect_stderr(silence),
+    ):
         tiny = Path(folder) / "tiny.onnx"
         onnx.save(conv_chain(2), tiny)
         quantize(str(tiny), str(Path(folder) / "tiny-q.onnx"), Samples([1, 8, 8, 8], 1), job["method"])

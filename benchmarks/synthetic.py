@@ -1,8 +1,8 @@
 """The synthetic models of the speed benchmarks: many nodes with tiny weights, few nodes with 400 MB of weights.
 
-Built with `onnx.helper` alone so that neither tool under test has a hand in it. ``python benchmarks/models.py KIND SIZE FILE``
-writes one and prints the shape of its input; the benchmark calls that in a child process, so that building does not
-count as memory of the tool.
+Built with `onnx.helper` alone so that neither tool under test has a hand in it.
+``python benchmarks/models.py KIND SIZE FILE [--external]`` writes one and prints facts about it; the benchmark calls that
+in a child process, so that building does not count as memory of the tool.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,11 +134,11 @@ BUILDERS: dict[str, Callable[[int], onnx.ModelProto]] = {
 
 
 def main() -> None:
-    kind, size, file = sys.argv[1:]
+    kind, size, file, *flags = sys.argv[1:]
     model = BUILDERS[kind](int(size))
-    onnx.save(model, file)
     dims = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     weights = [len(t.raw_data) for t in model.graph.initializer]
+    onnx.save(model, file, save_as_external_data="--external" in flags, location=f"{Path(file).name}.data")
     facts = {"nodes": len(model.graph.node), "weight_bytes": sum(weights), "largest": max(weights), "shape": dims}
     print(json.dumps(facts))
 

@@ -1,0 +1,148 @@
+"""Accuracy, size and latency on real models: float, onnxruntime's static quantizer, onnxq's default, in one run.
+
+python -m benchmarks.accuracy                            all tasks, all quantizers
+python -m benchmarks.accuracy --tasks ocr-rec,magika --quantizers onnxq
+python -m benchmarks.accuracy --tasks magika --file my.onnx     judge any file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.latency import latency
+from benchmarks.peers import onnxruntime_static
+from benchmarks.tasks import TASKS
+from benchmarks.tasks.base import Feed, Metrics, Task
+from models.fetch import NotServed, cache_dir
+
+Quantizer = Callable[[Path, list[Feed], Path], object]
+"""Writes the quantized form of a model file: (model, calibration feeds, output file)."""
+
+
+@dataclass
+class Row:
+    """One model file on one task; latencies in ms by thread count."""
+
+    task: str
+    variant: str
+    metrics: Metrics
+    megabytes: float
+    size_ratio: float = 1.0
+    seconds: float = 0.0
+    milliseconds: dict[int, float] = field(default_factory=dict)
+    speedup: dict[int, float] = field(default_factory=dict)
+
+
+def onnxq_default(model: Path, feeds: list[Feed], out: Path) -> None:
+    """The default recipe, as a user calls it."""
+    import onnx
+
+    import onnxq
+
+    result = onnxq.quantize(onnx.load(model), data=feeds)
+    onnx.save(result.model, out)
+
+
+QUANTIZERS: dict[str, Quantizer] = {"onnxruntime": onnxruntime_static, "onnxq": onnxq_default}
+
+
+def judge(task: Task, file: Path, variant: str, seconds: float = 0.0) -> Row:
+    """Metrics and size of one model file."""
+    size = file.stat().st_size
+    metrics = task.evaluate(file, task.reference())
+    return Row(task.name, variant, metrics, size / 1e6, size / task.model().stat().st_size, seconds)
+
+
+def evaluate(task: Task, quantize: Quantizer, variant: str, out: Path) -> Row:
+    """Quantize a task's model into ``out`` and judge the result."""
+    start = time.perf_counter()
+    quantize(task.model(), task.calibration(), out)
+    return judge(task, out, variant, time.perf_counter() - start)
+
+
+def compare(
+    task: Task, quantizers: dict[str, Quantizer], files: Sequence[Path], threads: Sequence[int], folder: Path
+) -> list[Row]:
+    """The rows of one task: the float model, each quantizer, each given file; latencies measured side by side."""
+    models = [task.model()]
+    rows = [judge(task, task.model(), "float")]
+    for variant, quantize in quantizers.items():
+        models.append(folder / f"{task.name}.{variant}.onnx")
+        rows.append(evaluate(task, quantize, variant, models[-1]))
+    for file in files:
+        models.append(file)
+        rows.append(judge(task, file, file.stem))
+    middle = len(task.test_feeds) // 2
+    for count in threads:
+        for row, ms in zip(rows, latency(models, task.test_feeds[middle : middle + 3], count), strict=True):
+            row.milliseconds[count] = ms
+            row.speedup[count] = rows[0].milliseconds[count] / ms
+    return rows
+
+
+def print_rows(task: Task, rows: Sequence[Row]) -> None:
+    """One task's rows as a table; the speed-up is over the float model."""
+    names = list(rows[-1].metrics)
+    threads = list(rows[0].milliseconds)
+    heads = [*names, "MB", "size", *(f"ms {t}t" for t in threads), *(f"x {t}t" for t in threads)]
+    print(f"\n{task.title} ({len(task.test_feeds)} samples)")
+    print(f"  {'':14}" + "".join(f"{h:>16}" if len(h) > 9 else f"{h:>10}" for h in heads))
+    for row in rows:
+        cells = [f"{row.metrics[n]:.4f}" if n in row.metrics else "" for n in names]
+        cells += [f"{row.megabytes:.2f}", f"{row.size_ratio:.3f}"]
+        cells += [f"{row.milliseconds[t]:.2f}" for t in threads] + [f"{row.speedup[t]:.2f}" for t in threads]
+        print(
+            f"  {row.variant:14}"
+            + "".join(f"{c:>16}" if len(h) > 9 else f"{c:>10}" for h, c in zip(heads, cells, strict=True)),
+            flush=True,
+        )
+
+
+def _choose(text: str, known: Sequence[str]) -> list[str]:
+    chosen = [name for name in text.split(",") if name]
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    return chosen
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 1 when a model could not be had."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(TASKS), help="comma separated: " + ", ".join(TASKS))
+    parser.add_argument("--quantizers", default=",".join(QUANTIZERS), help="comma separated; may be empty with --file")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="also judge this model file")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="latency thread counts; none: no latency")
+    parser.add_argument("--json", type=Path, default=cache_dir() / "accuracy.json")
+    parser.add_argument("--keep", type=Path, help="keep the quantized files in this folder")
+    args = parser.parse_args(argv)
+    quantizers = {name: QUANTIZERS[name] for name in _choose(args.quantizers, list(QUANTIZERS))}
+    rows: list[Row] = []
+    missing = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _choose(args.tasks, list(TASKS)):
+            try:
+                mine = compare(TASKS[name], quantizers, args.file, args.threads, folder)
+            except NotServed as why:
+                print(f"\n{TASKS[name].title}: left out, {why}")
+                missing += 1
+                continue
+            print_rows(TASKS[name], mine)
+            rows += mine
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    print(f"\nwritten: {args.json}")
+    return int(missing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Latency of several models side by side: interleaved rounds on one machine state, minimum per model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.tasks.base import Feed, session
+
+ROUNDS, SECONDS = 60, 12.0
+
+
+def latency(models: Sequence[Path], feeds: Sequence[Feed], threads: int) -> list[float]:
+    """Milliseconds a sample for each model, mean over ``feeds``.
+
+    A round runs each feed through each model in turn; the smallest time of each (model, feed) counts, since everything
+    that disturbs a run makes it longer. Stops after `ROUNDS` rounds or `SECONDS` seconds, whichever is first.
+    """
+    sessions = [session(model, threads) for model in models]
+    best = [[float("inf")] * len(feeds) for _ in models]
+    start = time.perf_counter()
+    for done in range(ROUNDS):
+        for i, feed in enumerate(feeds):
+            for j, run in enumerate(sessions):
+                before = time.perf_counter()
+                run.run(None, feed)
+                best[j][i] = min(best[j][i], time.perf_counter() - before)
+        if done >= 4 and time.perf_counter() - start > SECONDS:
+            break
+    return [1e3 * sum(times) / len(times) for times in best]
