@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from onnxq.errors import OptionError, RecipeError, near
-from onnxq.numerics.spec import QType
-from onnxq.targets.target import IntegerOp, Target
+from onnxq.options import convert
+from onnxq.targets.target import Target
+from onnxq.yamltree import read
 
 
 def list_targets() -> list[str]:
@@ -40,85 +35,23 @@ def load_target(name_or_path: str | Path | Target) -> Target:
     if path.suffix not in (".yaml", ".yml"):
         raise OptionError(f"unknown target '{text}'{near(text, names)} (or give the path of a YAML file)")
     try:
-        return parse_target(path.read_text(encoding="utf-8"), text)
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"cannot read target file {text}: {error}") from error
+    return parse_target(content, text)
 
 
 def parse_target(text: str, file: str) -> Target:
-    """Read the text of a target file; ``file`` is used in messages."""
+    """Read the text of a target file; ``file`` is used in messages.
+
+    Raises:
+        RecipeError: It is not a target.
+    """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise RecipeError(f"not YAML: {error.problem}", file=file, line=line) from error
-    if root is None:
-        raise RecipeError("the file is empty; a target needs a name, an opset and rules", file=file)
-    target = _Reader(file).read(Target, root, "target")
+        target = convert(read(text, file), Target, "target")
+    except RecipeError:
+        raise
+    except OptionError as error:
+        raise RecipeError(str(error), file=file) from error
     assert isinstance(target, Target)
     return target
-
-
-class _Reader:
-    """Builds frozen dataclasses from YAML nodes by their type hints."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-
-    def fail(self, node: yaml.Node, message: str) -> RecipeError:
-        return RecipeError(message, file=self.file, line=node.start_mark.line + 1)
-
-    def read(self, hint: Any, node: yaml.Node, name: str) -> Any:
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
-        if dataclasses.is_dataclass(hint) and hint is not QType:
-            return self.dataclass(hint, node, name)
-        if origin is tuple:
-            items = node.value if isinstance(node, yaml.SequenceNode) else [node]
-            return tuple(self.read(args[0], item, name) for item in items)
-        if origin is Mapping:
-            return {key: self.read(args[1], value, key) for key, value in self.entries(node, name).items()}
-        value = self.scalar(node, name)
-        if hint is QType:
-            try:
-                return QType.named(str(value))
-            except OptionError as error:
-                raise self.fail(node, f"{name}: {error}") from error
-        if origin is typing.Literal and value not in args:
-            raise self.fail(node, f"{name}: '{value}' is not one of {', '.join(args)}{near(str(value), args)}")
-        if hint in (int, str, bool) and type(value) is not hint:
-            raise self.fail(node, f"{name}: expected {hint.__name__}, got {value!r}")
-        return value
-
-    def dataclass(self, cls: Any, node: yaml.Node, name: str) -> Any:
-        hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
-        if cls is IntegerOp and isinstance(node, yaml.ScalarNode):  # `Add: binary` is short for `Add: {kind: binary}`
-            return cls(self.read(hints["kind"], node, name))
-        entries = self.entries(node, name)
-        for key_node, _ in node.value:
-            if key_node.value not in hints:
-                raise self.fail(key_node, f"{name}: unknown key '{key_node.value}'{near(key_node.value, hints)}")
-        needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
-        if missing := needed - set(entries):
-            raise self.fail(node, f"{name}: missing {', '.join(sorted(missing))}")
-        values = {key: self.read(hints[key], value, key) for key, value in entries.items()}
-        try:
-            return cls(**values)
-        except OptionError as error:
-            raise self.fail(node, f"{name}: {error}") from error
-
-    def entries(self, node: yaml.Node, name: str) -> dict[str, yaml.Node]:
-        if not isinstance(node, yaml.MappingNode):
-            raise self.fail(node, f"{name}: expected keys and values")
-        out: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise self.fail(key, f"{name}: keys are plain words")
-            if key.value in out:
-                raise self.fail(key, f"{name}: '{key.value}' stands here twice")
-            out[key.value] = value
-        return out
-
-    def scalar(self, node: yaml.Node, name: str) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            raise self.fail(node, f"{name}: expected one value")
-        return yaml.SafeLoader("").construct_object(node)
