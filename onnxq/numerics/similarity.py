@@ -113,8 +113,10 @@ class Similarity:
 
 def cosine(dot: float, ref2: float, other2: float) -> float:
     """Cosine from a dot product and two squared norms; two zero vectors agree (1), one zero vector does not (0)."""
+    if dot == ref2 == other2:  # identical, also both zero: no rounding
+        return 1.0
     if ref2 == 0.0 or other2 == 0.0:
-        return 1.0 if ref2 == other2 else 0.0
+        return 0.0
     return max(-1.0, min(1.0, dot / (math.sqrt(ref2) * math.sqrt(other2))))
 
 
