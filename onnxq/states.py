@@ -195,18 +195,22 @@ def _spec(node: ir.Node) -> str:
 
 
 def _type(node: ir.Node, zero: ir.Value | None) -> str:
+    """The integer type: of the zero point, else of the data, else what the Q before it writes."""
     tensor = constant_tensor(zero)
     if tensor is not None:
         return dtype_name(tensor.dtype)
     if is_q(node, QUANTIZE):
         asked = ir.DataType(attr_int(node, "output_dtype", 0))
         return dtype_name(asked if asked != ir.DataType.UNDEFINED else ir.DataType.UINT8)
-    source = constant_tensor(node.inputs[0])
-    known = source.dtype if source is not None else node.inputs[0].dtype if node.inputs[0] is not None else None
-    if known is None and zero is not None:
-        known = zero.dtype
-    before = _producer(node.inputs[0])
-    return _type(before, None) if known is None and before is not None and is_q(before, QUANTIZE) else dtype_name(known)
+    data = node.inputs[0]
+    source, before = constant_tensor(data), _producer(data)
+    if source is not None:
+        return dtype_name(source.dtype)
+    if onnx_op(before, "DynamicQuantizeLinear"):
+        return "uint8"
+    if before is not None and is_q(before, QUANTIZE):
+        return _type(before, before.inputs[2] if len(before.inputs) > 2 else None)
+    return dtype_name(data.dtype if data is not None else None)
 
 
 def _symmetry(node: ir.Node, zero: ir.Value | None) -> str:
