@@ -13,31 +13,33 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}  # so that children run in a folder of their own
 
 
 def build(kind: str, size: int, folder: Path, external: bool = False) -> dict[str, Any]:
-    """Write a model of `models.py` in a child process, once; its path, nodes, bytes and input shape."""
+    """Write a model of `benchmarks.synthetic` in a child process, once; its path, nodes, bytes and input shape."""
     file = folder / f"{kind}-{size}{'-external' if external else ''}.onnx"
     facts = file.with_suffix(".json")
     if not facts.exists():
-        command = [sys.executable, str(HERE / "models.py"), kind, str(size), str(file)]
+        command = [sys.executable, "-m", "benchmarks.synthetic", kind, str(size), str(file)]
         command += ["--external"] if external else []
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT, cwd=folder)
         facts.write_text(done.stdout)
     return {"model": str(file), **json.loads(facts.read_text())}
 
 
 def measure(tool: str, method: str, samples: int, built: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """One fresh `worker.py`: seconds, CPU seconds, peak RSS and peak RssAnon in bytes, or what went wrong."""
+    """One fresh `benchmarks.worker`: seconds, CPU seconds, peak RSS and peak RssAnon in bytes, or what went wrong."""
     output = folder / "out" / "quantized.onnx"
     output.parent.mkdir(exist_ok=True)
     job = {"tool": tool, "method": method, "samples": samples, "output": str(output), **built}
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "worker.py"), json.dumps(job)],
+        [sys.executable, "-m", "benchmarks.worker", json.dumps(job)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=ENVIRONMENT,
         cwd=folder,
     )
     assert process.stdout is not None and process.stderr is not None
@@ -75,7 +77,7 @@ def start_up() -> dict[str, float]:
     for _ in range(7):
         for name, command in commands.items():
             start = time.perf_counter()
-            subprocess.run(command, capture_output=True, check=False, cwd=HERE.parent)
+            subprocess.run(command, capture_output=True, check=False, cwd=ROOT)
             times[name].append(time.perf_counter() - start)
     return {name: round(statistics.median(t), 4) for name, t in times.items()}
 

@@ -1,12 +1,12 @@
 """Speed and memory of `onnxq quantize` beside `onnxruntime.quantization.quantize_static`, in one run on one machine.
 
 Same files, same random samples, QDQ, per-channel int8 weights, uint8 activations. Every measurement is a fresh process
-(`worker.py`); models are built by another one. Prints medians and ratios, and writes ``results/quantize.json``, from
-which ``table.py`` makes the table of the README.
+(`benchmarks.worker`); models are built by another one. Prints medians and ratios, and writes ``results/quantize.json``,
+from which ``benchmarks.table`` makes the table of the README.
 
-    python benchmarks/quantize.py              # small sizes, about two minutes
-    python benchmarks/quantize.py --full       # the sizes of the README; onnxruntime alone needs half an hour
-    python benchmarks/quantize.py --only mlp   # one group
+    python -m benchmarks.quantize              # small sizes, about two minutes
+    python -m benchmarks.quantize --full       # the sizes of the README; onnxruntime alone needs half an hour
+    python -m benchmarks.quantize --only mlp   # one group
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, build, machine, measure, start_up
+from benchmarks.harness import ROOT, build, machine, measure, start_up
 
 MB = 1e6
 TOOLS = ("onnxruntime", "onnxq")
@@ -32,7 +32,7 @@ class Case:
 
     Attributes:
         group: Which question it answers: growth, weights, calibration, weight-only.
-        kind: Model in `models.py`.
+        kind: Model in `benchmarks.synthetic`.
         size: Nodes, or megabytes.
         method: Observer, or ``weight-only``.
         samples: Calibration samples.
@@ -150,7 +150,7 @@ def main() -> None:
         result["growth"] = growth(rows)
         print("growth       " + ", ".join(f"{name}: {r}" for name, r in result["growth"].items()))
     if not (args.only or args.tool) or args.json:
-        file = args.json or HERE / "results" / f"quantize{'' if args.full else '-small'}.json"
+        file = args.json or ROOT / "benchmarks" / "results" / f"quantize{'' if args.full else '-small'}.json"
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written to {file}")

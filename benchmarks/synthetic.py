@@ -1,8 +1,8 @@
 """The synthetic models of the speed benchmarks: many nodes with tiny weights, few nodes with 400 MB of weights.
 
 Built with `onnx.helper` alone so that neither tool under test has a hand in it.
-``python benchmarks/models.py KIND SIZE FILE [--external]`` writes one and prints facts about it; the benchmark calls that
-in a child process, so that building does not count as memory of the tool.
+``python -m benchmarks.synthetic KIND SIZE FILE [--external]`` writes one and prints facts about it; the benchmark calls
+that in a child process, so that building does not count as memory of the tool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One quantization in a process of its own: ``python benchmarks/worker.py '{"tool": ..., "model": ..., ...}'``.
+"""One quantization in a process of its own: ``python -m benchmarks.worker '{"tool": ..., "model": ..., ...}'``.
 
 A two-node model is quantized first, so that neither tool's imports count; then one line of JSON tells the start, the
 given model is quantized, and a second line tells seconds, CPU seconds and memory. The parent reads peak RssAnon from
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from models import conv_chain
+from benchmarks.synthetic import conv_chain
 
 Feed = dict[str, np.ndarray[Any, Any]]
 
