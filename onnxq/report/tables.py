@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Iterable[int] = ()) -> Group:
     """A titled table without a box; ``numbers`` are the columns set flush right."""
-    out = Table(box=None, pad_edge=False, header_style="dim")
+    out = Table(box=None, pad_edge=False, header_style="dim", show_header=any(columns))
     right = set(numbers)
     for i, column in enumerate(columns):
         out.add_column(column, justify="right" if i in right else "left", no_wrap=i in right, overflow="fold")
@@ -27,6 +28,11 @@ def counts(items: Iterable[tuple[str, int]], limit: int | None = None) -> str:
     listed = list(items)
     shown = ", ".join(f"{name}\N{NO-BREAK SPACE}{n}" for name, n in listed[:limit])
     return f"{shown}, … {len(listed) - limit} more" if limit is not None and len(listed) > limit else shown
+
+
+def stdout() -> Console:
+    """Standard output: the terminal's width, or 120 columns into a file or pipe; `rich` honours ``NO_COLOR``."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def to_text(parts: Iterable[RenderableType], width: int = 120) -> str:

@@ -1,0 +1,103 @@
+"""The README's speed table, made from ``results/quantize.json``; nothing in it is typed by hand.
+
+python -m benchmarks.table                     # print it
+python -m benchmarks.table --write README.md   # put it between the markers <!-- speed --> and <!-- /speed -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT
+
+MB = 1e6
+Row = dict[str, Any]
+
+
+def speed_table(result: dict[str, Any]) -> str:
+    """Markdown: one line a case, both tools, the ratio; then growth and start-up, and what it was measured on."""
+    rows = [_pair(row) for row in result["rows"] if set(row["tools"]) == {"onnxruntime", "onnxq"}]
+    rows += [_alone(row) for row in result["rows"] if row["group"] == "weight-only"]
+    lines = _table(("case", "onnxruntime", "onnxq", "ratio"), rows)
+    notes = [f"time grows {ratio:.1f}x from {name}" for name, ratio in result.get("growth", {}).items()]
+    start = result.get("start_up", {})
+    notes += [f"`{name}` {1e3 * seconds:.0f} ms" for name, seconds in start.items() if name != "python"]
+    machine = result["machine"]
+    tools = f"onnxruntime {machine['onnxruntime']}, onnx {machine['onnx']}, Python {machine['python']}"
+    notes.append(f"medians of fresh processes, {machine['cpus']} cores {machine['machine']}, {tools}")
+    return "\n".join([*lines, "", "; ".join(notes) + "."])
+
+
+def _pair(row: Row) -> Sequence[str]:
+    theirs, ours = row["tools"]["onnxruntime"], row["tools"]["onnxq"]
+    if "error" in theirs or "error" in ours:
+        return (_name(row), *("fails" if "error" in r else _cell(row, r) for r in (theirs, ours)), "")
+    ratio = f"{theirs['seconds'] / ours['seconds']:.0f}x faster"
+    if row["group"] == "weights":
+        ratio += f", {ours['peak_rss'] / theirs['peak_rss']:.2f}x memory"
+    if row["group"] == "calibration":
+        extra = (r["peak_rss"] - r["base_rss"] for r in (theirs, ours))
+        ratio += f", memory {' / '.join(f'{e / MB:.0f}' for e in extra)} MB"
+    return (_name(row), _cell(row, theirs), _cell(row, ours), ratio)
+
+
+def _alone(row: Row) -> Sequence[str]:
+    ours = row["tools"].get("onnxq", {})
+    if "seconds" not in ours:
+        return (_name(row), "", "fails", "")
+    anonymous = (ours["peak_anon"] or 0) - (ours["base_anon"] or 0)
+    return (_name(row), "", f"{ours['seconds']:.2f} s, +{anonymous / MB:.0f} MB anonymous memory", "")
+
+
+def _cell(row: Row, result: Row) -> str:
+    memory = f", {result['peak_rss'] / MB:.0f} MB" if row["group"] == "weights" else ""
+    return f"{result['seconds']:.2f} s{memory}"
+
+
+def _name(row: Row) -> str:
+    kinds = {
+        "conv-chain": "convolution chain",
+        "transformer": "transformer stack",
+        "mlp": "MLP",
+        "conv-big": "convolutions",
+        "activations": "large activations",
+    }
+    kind = kinds[row["kind"]]
+    if row["group"] == "growth":
+        return f"{kind}, {row['nodes']:,} nodes"
+    if row["group"] == "calibration":
+        return f"{row['method']}, {row['samples']} samples of {row['size']} MB activations"
+    place = ", weights beside the model" if row["external"] else ""
+    what = "weights only, " if row["group"] == "weight-only" else ""
+    return f"{what}{kind}, {row['weight_bytes'] / MB:.0f} MB of weights{place}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    align = ["---", *("---:" for _ in head[1:])]
+    return [f"| {' | '.join(cells)} |" for cells in (head, align, *rows)]
+
+
+def main() -> None:
+    """Print the table or write it into a file."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "quantize.json")
+    parser.add_argument("--write", type=Path, default=None, help="file with one pair of markers")
+    args = parser.parse_args()
+    table = speed_table(json.loads(args.json.read_text()))
+    if args.write is None:
+        print(table)
+        return
+    old = args.write.read_text()
+    new, count = re.subn(r"(<!-- speed -->\n).*?(<!-- /speed -->)", rf"\g<1>{table}\n\g<2>", old, flags=re.S)
+    if count != 1:
+        raise SystemExit(f"{args.write}: expected one pair of <!-- speed --> and <!-- /speed -->, found {count}")
+    args.write.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

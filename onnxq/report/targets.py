@@ -1,0 +1,61 @@
+"""`onnxq targets` for people and for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from onnxq.options import to_data
+from onnxq.report.tables import table
+from onnxq.targets import IntegerOp, Target
+
+
+def target_json(target: Target) -> dict[str, Any]:
+    """The target as JSON-able data, with the keys of its YAML file."""
+    data = to_data(target)
+    assert isinstance(data, dict)
+    return {"format": "onnxq-target-1", **data}
+
+
+def list_parts(targets: list[Target]) -> list[RenderableType]:
+    """All targets, one line each."""
+    rows = [
+        (t.name, f"{t.opset.min}-{t.opset.max}", t.activations.default, t.weights.default, t.description)
+        for t in targets
+    ]
+    return [table("Targets", ("name", "opsets", "activations", "weights", "description"), rows)]
+
+
+def target_parts(target: Target) -> list[RenderableType]:
+    """One target in full: types, then ops by kind with what they ask for."""
+    rows = [
+        ("opset", f"{target.opset.min} to {target.opset.max}, older models become {target.opset.default}"),
+        ("IR version", f"at least {target.ir_version}"),
+        ("float types", ", ".join(target.float_types)),
+    ]
+    for role, rules in (("activations", target.activations), ("weights", target.weights)):
+        symmetry = "symmetric" if rules.symmetric else "asymmetric"
+        others = ", ".join(t.name for t in rules.types if t != rules.default)
+        rows.append((role, f"{rules.default} {symmetry} {rules.granularity}, also {others}"))
+    rows.append(("bias", f"{target.bias.type}, {target.bias.policy}"))
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for op, rule in target.integer_ops.items():
+        alike.setdefault((rule.kind, ", ".join(rule.forms), _conditions(rule)), []).append(op)
+    ops = [(kind, ", ".join(names), forms, conditions) for (kind, forms, conditions), names in alike.items()]
+    return [
+        table(f"{target.name}: {target.description}", ("", ""), rows),
+        table("Ops on integers", ("kind", "ops", "forms", "conditions"), ops),
+    ]
+
+
+def _conditions(rule: IntegerOp) -> str:
+    out = [f"{name} {' or '.join(map(str, allowed))}" for name, allowed in rule.where.items()]
+    if rule.kind == "matmul-like":
+        out.append("weights per channel" if rule.per_channel else "weights per tensor")
+        out.append("Q behind it" if rule.needs_output_q else "Q behind it optional")
+        if rule.float_output_max_rank:
+            out.append(f"without one weights up to rank {rule.float_output_max_rank}")
+        if rule.bias_int32:
+            out.append("bias as integers")
+    return ", ".join(out)
