@@ -1,0 +1,129 @@
+"""infer-shapes: types and shapes of all values, as far as they can be known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx
+import onnx_ir as ir
+
+from onnxq.diagnostics import Severity
+from onnxq.edit import constant_tensor, nested_graphs
+from onnxq.passbase import Context, Pass
+from onnxq.skeleton import Skeleton
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferShapes(Pass):
+    """Values without type or shape -> values with them, in all scopes.
+
+    Wraps `onnx.shape_inference` with data propagation, on a message without weights. What cannot be inferred stays as
+    the file has it; an inference that fails is a warning, not a stop. Where the file contradicts the operators, the
+    operators win, with a warning. Some ops of onnxruntime's own domain are known by the standard op they follow.
+
+    Negative dims mean "unknown" and become that. A dim of 0 is an empty tensor, as onnxruntime reads it.
+    """
+
+    name: ClassVar[str] = "infer-shapes"
+
+    def run(self, model: ir.Model, ctx: Context) -> bool:
+        """Infer, merge, and say how many values stay without a shape."""
+        made = [v for graph in nested_graphs(model.graph) for node in graph for v in node.outputs if v.name or v.uses()]
+        changed = _unknown_for_negative([*model.graph.inputs, *made], ctx)
+        changed = _describe_constants(made) or changed
+        try:
+            skeleton = Skeleton(model)
+            found = skeleton.infer()
+            hints = [v for v in made if v.shape is not None and not _has_shape(found.get(v))]
+            if hints:
+                found = skeleton.infer(hints)
+        except Exception as error:  # onnx raises errors of its own and of C++; the model stays as it is
+            text = str(error).strip().splitlines()
+            why = text[0] if text else type(error).__name__
+            ctx.note("shapes-not-inferred", None, f"onnx shape inference failed: {why}", Severity.WARNING)
+            return changed
+        shapes: dict[Dims, ir.Shape] = {}
+        for value, info in found.items():
+            changed = _merge(value, info, shapes, ctx) or changed
+        unknown = [v for v in made if v.shape is None and (v.type is None or isinstance(v.type, ir.TensorType))]
+        if unknown:
+            names = ", ".join(f"'{v.name}'" for v in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+            ctx.note("shape-unknown", None, f"{len(unknown)} values without a shape: {names}", count=len(unknown))
+        return changed
+
+
+def _describe_constants(values: list[ir.Value]) -> bool:
+    changed = False
+    for value in values:
+        tensor = constant_tensor(value) if value.type is None or value.shape is None else None
+        if tensor is not None:
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+            changed = True
+    return changed
+
+
+def _unknown_for_negative(values: list[ir.Value], ctx: Context) -> bool:
+    changed = False
+    for value in values:
+        if value.shape is None or not any(isinstance(d, int) and d < 0 for d in value.shape):
+            continue
+        if value.is_graph_input() or value.is_graph_output():
+            ctx.note("negative-dim", value, f"shape {value.shape}: a negative dim means unknown")
+        value.shape = ir.Shape([None if isinstance(d, int) and d < 0 else d for d in value.shape])
+        changed = True
+    return changed
+
+
+def _has_shape(info: onnx.TypeProto | None) -> bool:
+    return info is not None and (not info.HasField("tensor_type") or info.tensor_type.HasField("shape"))
+
+
+def _merge(value: ir.Value, info: onnx.TypeProto, shapes: dict[Dims, ir.Shape], ctx: Context) -> bool:
+    """Take over what inference knows; True if that changed the value."""
+    if not info.HasField("tensor_type"):
+        if value.type is not None:
+            return False
+        value.type = ir.serde.deserialize_type_proto_for_type(info)
+        return True
+    tensor = info.tensor_type
+    changed = False
+    if tensor.elem_type and value.dtype != tensor.elem_type:
+        dtype = ir.DataType(tensor.elem_type)
+        if value.dtype is not None:
+            text = f"declared {value.dtype.name}, but its node makes {dtype.name}"
+            ctx.note("stale-type", value, text, Severity.WARNING)
+        value.type = ir.TensorType(dtype)
+        changed = True
+    if not tensor.HasField("shape"):
+        return changed
+    inferred = tuple([d.dim_value if d.HasField("dim_value") else _symbol(d.dim_param) for d in tensor.shape.dim])
+    known = None if value.shape is None else tuple([d if isinstance(d, int) else d.value for d in value.shape.dims])
+    if known == inferred:
+        return changed
+    merged = inferred
+    if known is not None and len(known) == len(inferred):
+        # A number is worth more than a symbol, and the file's symbol more than an inferred one.
+        merged = tuple([n if isinstance(n, int) or k is None else k for k, n in zip(known, inferred, strict=True)])
+    if known == merged:
+        return changed
+    if known is not None and not _agree(known, inferred):
+        text = f"declared {list(known)}, but its node makes {list(inferred)}"
+        ctx.note("stale-shape", value, text, Severity.WARNING)
+    if merged not in shapes:
+        shapes[merged] = ir.Shape(merged, frozen=True)
+    value.shape = shapes[merged]
+    return True
+
+
+def _symbol(name: str) -> str | None:
+    """The name of an unknown dim; names like unk__3 are onnx's own for "some number", not worth keeping."""
+    return name if name and not name.startswith("unk__") else None
+
+
+def _agree(known: Dims, inferred: Dims) -> bool:
+    if len(known) != len(inferred):
+        return False
+    return all(k == n or not (isinstance(k, int) and isinstance(n, int)) for k, n in zip(known, inferred, strict=True))

@@ -1,0 +1,68 @@
+"""lift-constants: Constant nodes become initializers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from onnxq.edit import PASS_KEY, all_graphs, detached, onnx_op, tensor_of_constant
+from onnxq.passbase import Context, Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiftConstants(Pass):
+    """Constant(value | value_int(s) | value_float(s) | value_string(s)) -> initializer of the same name.
+
+    Works in every scope: a Constant in an If/Loop/Scan body becomes an initializer of that body. Left alone, with a
+    note: sparse constants, constants that are graph outputs themselves, and those in the body of a local function
+    (functions cannot hold initializers; run `inline-functions` first). No data is read or copied.
+    """
+
+    name: ClassVar[str] = "lift-constants"
+
+    def run(self, model: ir.Model, ctx: Context) -> bool:
+        """Lift all constants; one note says how many and how large."""
+        functions = {f.graph for f in model.functions.values()}
+        count = size = 0
+        for graph in all_graphs(model):
+            done = []
+            for node in graph:
+                if not onnx_op(node, "Constant"):
+                    continue
+                tensor = tensor_of_constant(node)
+                if tensor is None:
+                    ctx.note(
+                        "constant-kept", node, f"holds {', '.join(node.attributes)}, which no initializer can hold"
+                    )
+                elif node.outputs[0].is_graph_output():
+                    ctx.note("constant-kept", node, "is a graph output itself")
+                elif graph in functions:
+                    ctx.note("constant-kept", node, "a function body cannot hold initializers; inline functions first")
+                else:
+                    _lift(graph, node, tensor)
+                    done.append(node)
+                    size += tensor.nbytes
+            graph.remove(done)
+            count += len(done)
+        if count:
+            ctx.note("constants-lifted", None, f"{count} Constant nodes became initializers", count=count, bytes=size)
+        return bool(count)
+
+
+def _lift(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
+    output = node.outputs[0]
+    tensor = detached(tensor)
+    tensor.name = output.name
+    metadata = {k: v for k, v in node.metadata_props.items() if k != PASS_KEY} | output.metadata_props
+    value = ir.Value(
+        name=output.name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+        doc_string=output.doc_string or node.doc_string,
+        metadata_props=metadata,
+    )
+    output.replace_all_uses_with(value)
+    graph.initializers.add(value)
