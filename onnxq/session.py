@@ -1,0 +1,167 @@
+"""The one way to make an onnxruntime session: always from a file, quiet, with errors that name the remedy."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.errors import InputError, OptionError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Optimization = Literal["none", "basic", "extended", "all"]
+
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+_FATAL_ONLY = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How onnxruntime runs a model.
+
+    Attributes:
+        optimization: Graph optimization level; ``all`` is onnxruntime's default and what users get.
+        true_semantics: Run Q/DQ nodes as ONNX writes them: no integer kernels, no removal of double pairs.
+        threads: Threads inside an operator; 0 leaves it to onnxruntime.
+        lean: Give memory back after each run and keep one copy of the weights; for calibration, where the tensors of
+            one sample matter more than a few per cent of time.
+        custom_op_library: Shared library with the kernels of custom operators.
+    """
+
+    optimization: Optimization = "all"
+    true_semantics: bool = False
+    threads: int = 0
+    lean: bool = False
+    custom_op_library: str | None = None
+
+
+class Session:
+    """A loaded model.
+
+    Attributes:
+        inputs: Names of the required inputs.
+        outputs: Names of the outputs, in the order `run` returns them.
+    """
+
+    def __init__(self, path: Path, runtime: Runtime) -> None:
+        import onnxruntime as ort
+
+        try:
+            self._ort = ort.InferenceSession(str(path), _options(runtime), providers=["CPUExecutionProvider"])
+        except OptionError:
+            raise
+        except Exception as error:
+            raise InputError(f"onnxruntime cannot load the model: {_reason(error)}{_remedy(str(error))}") from error
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _FATAL_ONLY
+        self.inputs = [i.name for i in self._ort.get_inputs()]
+        self.outputs = [o.name for o in self._ort.get_outputs()]
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """Outputs for one set of feeds.
+
+        Raises:
+            InputError: onnxruntime refuses feeds or fails in a kernel.
+        """
+        try:
+            return list(self._ort.run(self.outputs, dict(feeds), self._run_options))
+        except Exception as error:
+            shapes = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
+            raise InputError(f"onnxruntime cannot run the model with {shapes}: {_reason(error)}") from error
+
+
+@contextmanager
+def open_session(
+    source: ir.Model | str | Path, runtime: Runtime = Runtime(), *, outputs: Sequence[ir.Value] | None = None  # noqa: B008
+) -> Iterator[Session]:
+    """A session that lives as long as the ``with`` block; what it put on disk is gone afterwards, whatever happens.
+
+    Args:
+        source: An IR model (which stays as it is), or the path of a file that is used where it lies.
+        runtime: How to run it.
+        outputs: Values of ``source``'s main graph to return instead of its outputs; nodes they do not need are left out.
+
+    Raises:
+        InputError: onnxruntime cannot load the model.
+        OptionError: The custom-op library cannot be loaded.
+    """
+    if not isinstance(source, ir.Model):
+        yield Session(Path(source), runtime)
+        return
+    model = source if outputs is None else _with_outputs(source, outputs)
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(model, path, external_data="weights.bin")
+        session = Session(path, runtime)
+        try:
+            yield session
+        finally:
+            # The file may be mapped; on Windows it cannot be deleted before the session is gone.
+            del session._ort
+            gc.collect(0)
+
+
+def _options(runtime: Runtime) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[runtime.optimization])
+    options.intra_op_num_threads = runtime.threads
+    if runtime.true_semantics:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry("session.disable_double_qdq_remover", "1")
+    if runtime.lean:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if runtime.custom_op_library:
+        try:
+            options.register_custom_ops_library(runtime.custom_op_library)
+        except Exception as error:
+            raise OptionError(f"cannot load the custom-op library {runtime.custom_op_library}: {error}") from error
+    return options
+
+
+def _with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
+    """A copy (weights shared) whose outputs are these values of the main graph, without the nodes they do not need."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    copy = model.clone()
+    wanted = {v: i for i, v in enumerate(values)}
+    found: dict[int, ir.Value] = {}
+    for node, twin in zip(model.graph, copy.graph, strict=True):
+        for value, other in zip(node.outputs, twin.outputs, strict=True):
+            if value in wanted:
+                # onnxruntime compares results with declared shapes, which may be too narrow for the data.
+                other.shape = None
+                found[wanted[value]] = other
+    copy.graph.outputs[:] = [found[i] for i in range(len(values))]
+    RemoveUnusedNodesPass()(copy)
+    return copy
+
+
+def _reason(error: Exception) -> str:
+    """The first line of onnxruntime's text, without its code prefix."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    head, _, tail = text.partition(" : ")
+    while tail and head.startswith(("[ONNXRuntimeError]", "1", "2", "6", "7", "9", "10", "FAIL", "INVALID", "NOT_IMPL")):
+        text = tail
+        head, _, tail = text.partition(" : ")
+    return text
+
+
+def _remedy(text: str) -> str:
+    if "is not a registered function/op" in text:
+        return "; it has an operator onnxruntime does not know: give its kernels with --custom-op-library"
+    return ""
