@@ -188,10 +188,8 @@ def _one_of(item: Item, kinds: tuple[Any, ...], what: str) -> Any:
     real = [kind for kind in kinds if kind is not type(None)]
     if item.value is None and len(real) < len(kinds):
         return None
-    if type(item.value) in real:
-        return item.value
     errors = []
-    for kind in real:
+    for kind in sorted(real, key=lambda k: k is str):  # text comes last: any word is text
         try:
             return convert(item, kind, what)
         except ValueError as error:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class _Builder:
         if place in self._open:
             chain = " > ".join(path.stem for path in (*self._open, place))
             raise given.error(f"recipe {recipe.name} contains itself: {chain}")
-        steps = filled(recipe.steps, values_of(recipe, given))
+        steps = filled(recipe, values_of(recipe, given))
         self._open += [place] if place else []
         built = self._group(recipe.name, recipe.until_stable, steps, recipe.path)
         self._open = self._open[:-1] if place else self._open
@@ -133,6 +134,8 @@ class _Builder:
             return self._group(name, True, options, path)
         if name == "pipeline":
             inline = read_recipe(options)
+            if inline.parameters:
+                raise options.error("a pipeline inside a recipe has no parameters of its own", "parameters")
             return self._group(inline.name, inline.until_stable, inline.steps, path)
         self._names.add(name)
         options = self._overridden(name, options)
@@ -156,8 +159,7 @@ class _Builder:
         if extra is None:
             return options
         self._met.add(name)
-        lines = {**options.lines, **dict.fromkeys(extra, options.line or 0)}
-        return Item({**options.mapping(name), **extra}, file=options.file, line=options.line, lines=lines)
+        return replace(options, value={**options.mapping(name), **extra})
 
 
 def _made(found: Any, name: str, options: Item) -> Step:
@@ -193,7 +195,19 @@ def dump(pipeline: Pipeline, *, registry: Registry | None = None) -> str:
         OptionError: A step that has no name, or an option value that has no YAML form.
     """
     data = _group_data(pipeline, registry or Registry())
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Plain data, with odd characters escaped: PyYAML writes U+0085 raw and reads it back as a line break."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
+)
 
 
 def _group_data(pipeline: Pipeline, registry: Registry) -> dict[str, Any]:
@@ -205,7 +219,7 @@ def _step_data(step: Step, registry: Registry) -> Any:
     if isinstance(step, Pipeline):
         group = _group_data(step, registry)
         short = step.until_stable and step.label == "until-stable"
-        return {"until-stable": group["steps"]} if short else {"pipeline": group}
+        return {"until-stable": group["steps"]} if short else {"pipeline": {**group, "name": _escaped(step.label)}}
     name, options = _named(step, registry)
     return {name: {key: _escaped(to_data(value)) for key, value in options.items()}} if options else name
 

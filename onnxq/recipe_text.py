@@ -67,10 +67,6 @@ def read_recipe(root: Item, path: Path | None = None) -> Recipe:
     if "steps" not in keys:
         raise root.error("a recipe needs 'steps'")
     declared = keys.get("parameters", Item({})).mapping("parameters")
-    used = {m[1] for item in keys["steps"].walk() if isinstance(item.value, str) and (m := DOLLAR.match(item.value))}
-    for name, item in declared.items():
-        if name not in used:
-            raise item.error(f"no step uses parameter '{name}' (write ${name})")
     return Recipe(
         keys["name"].string("name") if "name" in keys else path.stem if path else "recipe",
         keys["description"].string("description") if "description" in keys else "",
@@ -145,8 +141,13 @@ def values_of(recipe: Recipe, given: Item) -> dict[str, Item]:
     return out
 
 
-def filled(steps: Item, values: Mapping[str, Item]) -> Item:
-    """Put the values of parameters in place of ``$name``."""
+def filled(recipe: Recipe, values: Mapping[str, Item]) -> Item:
+    """The steps with the values of parameters in place of ``$name``, and ``$$`` made a dollar sign.
+
+    Raises:
+        RecipeError: ``$name`` of no parameter, or a parameter that no step uses.
+    """
+    used = set()
 
     def change(item: Item) -> Item:
         if not isinstance(item.value, str):
@@ -158,6 +159,11 @@ def filled(steps: Item, values: Mapping[str, Item]) -> Item:
             return item
         if match[1] not in values:
             raise item.error(f"no parameter is called '{match[1]}'{near(match[1], values)}")
+        used.add(match[1])
         return values[match[1]]
 
-    return steps.mapped(change)
+    steps = recipe.steps.mapped(change)
+    for name in values:
+        if name not in used:
+            raise recipe.steps.error(f"no step of {recipe.name} uses parameter '{name}' (write ${name})")
+    return steps

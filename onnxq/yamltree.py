@@ -35,7 +35,10 @@ class Item:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def error(self, message: str, key: str | None = None) -> RecipeError:
-        """An error at this place, or at one key of this mapping."""
+        """An error at this place, or at one key of this mapping, which may come from somewhere else."""
+        child = self.value.get(key) if key and isinstance(self.value, dict) else None
+        if isinstance(child, Item) and child.file != self.file:
+            return RecipeError(message, file=child.file, line=child.line)
         return RecipeError(message, file=self.file, line=self.lines.get(key, self.line) if key else self.line)
 
     def mapping(self, what: str) -> dict[str, Item]:
