@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxq.look import all_graphs, constant_tensor
-from onnxq.states import CARRIERS, DEQUANTIZE, QUANTIZE, dtype_name, is_q, pairs_of, state_of
+from onnxq import border
+from onnxq.inventory import constants_of, external_files, users_of
+from onnxq.look import all_graphs
+from onnxq.states import DEQUANTIZE, QUANTIZE, dtype_name, is_q, pairs_of, state_of
 from onnxq.targets import Target, load_target
 
 if TYPE_CHECKING:
@@ -143,14 +145,14 @@ def inspect(source: ModelProto | bytes | str | Path, target: str | Path | Target
         InputError: The source cannot be read.
         OptionError: No such target.
     """
-    from onnxq import border
-
     rules = load_target(target)
     crossing = border.open_model(source)
-    path = Path(source) if isinstance(source, (str, Path)) else None
     found = inspect_model(crossing.model, rules)
+    path = crossing.source_path
     if path is not None:
+        outside = external_files(crossing.model, path)
         found.file, found.file_bytes = str(path), path.stat().st_size
+        found.external_files, found.external_bytes = sorted(outside), sum(outside.values())
     return found
 
 
@@ -194,16 +196,10 @@ def _weights(graphs: list[ir.Graph], found: Inspection) -> dict[ir.Node, dict[ir
     """Fill the weight table; returns the constants of each node that ends up with some, and their bytes."""
     tensors: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
-    external: Counter[str] = Counter()
     feeds: dict[ir.Node, dict[ir.Value, int]] = {}
     for graph in graphs:
-        constants = list(graph.initializers.values())
-        constants += [n.outputs[0] for n in graph if n.op_type == "Constant" and n.domain == ""]
-        for value in constants:
-            tensor = value.const_value if value.is_initializer() else constant_tensor(value)
-            if tensor is None:
-                continue
-            users = _users(value)
+        for value, tensor in constants_of(graph):
+            users = users_of(value)
             for user in users:
                 feeds.setdefault(user, {})[value] = tensor.nbytes
             ops = sorted({PARAMETERS if is_q(u, QUANTIZE) or is_q(u, DEQUANTIZE) else _op(u) for u in users})
@@ -213,25 +209,9 @@ def _weights(graphs: list[ir.Graph], found: Inspection) -> dict[ir.Node, dict[ir
             )
             tensors[key] += 1
             sizes[key] += tensor.nbytes
-            if isinstance(tensor, ir.ExternalTensor):
-                external[str(tensor.location)] += tensor.nbytes
     order = sorted(tensors, key=lambda key: (-sizes[key], key))
     found.weights = [WeightRow(op, kind, tensors[op, kind], sizes[op, kind]) for op, kind in order]
-    found.external_files, found.external_bytes = sorted(external), sum(external.values())
     return feeds
-
-
-def _users(value: ir.Value) -> list[ir.Node]:
-    """The nodes a constant ends in, looked through the ops that only hand it on; scales end in their Q or DQ."""
-    users: dict[ir.Node, None] = {}
-    todo = [value]
-    while todo:
-        for node, index in todo.pop().uses():
-            if index == 0 and node.op_type in CARRIERS:
-                todo += node.outputs
-            else:
-                users[node] = None
-    return list(users)
 
 
 def _ops_and_layers(
