@@ -1,0 +1,294 @@
+"""What may come in: every construct that the IR would merge, drop or choke on is refused, with construct and place.
+
+`Admission` reads the message (weights cut out) once, in time linear in its fields. It makes two changes that mean
+nothing: the operator-set domain ``ai.onnx`` becomes its other spelling ``""``, and an absent element type of a tensor
+type becomes an explicit 0 (undefined).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+from onnxq.errors import InputError, UnsupportedError
+
+# Attribute type -> the one field that holds its value.
+_VALUE_FIELDS = {
+    AttributeProto.FLOAT: "f",
+    AttributeProto.INT: "i",
+    AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors",
+    AttributeProto.GRAPHS: "graphs",
+    AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.TYPE_PROTOS: "type_protos",
+}
+_COMMON_FIELDS = {"name", "type", "doc_string"}
+_MESSAGE_VALUES = {"t", "g", "tp"}
+_ELEMENT_TYPES = frozenset(int(t) for t in ir.DataType)
+_FUNCTION_VALUE_INFO_IR = 10
+_CONFIGURATION_IR = 11
+
+
+class Admission:
+    """One reading of a model message.
+
+    Args:
+        model: The message, without large weights.
+
+    Attributes:
+        graphs: Its graphs: the main graph, its subgraphs in node order, then those inside local functions.
+        external: Its tensors with external data.
+
+    Raises:
+        InputError: Invalid in a way that cannot be carried: a name defined twice, a repeated key, ….
+        UnsupportedError: Valid, but unknown to the IR or to the installed onnx.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self.graphs: list[GraphProto] = []
+        self.external: list[TensorProto] = []
+        refuse_unknown_fields(model)
+        if model.ir_version > onnx.IR_VERSION:
+            raise UnsupportedError(
+                f"IR version {model.ir_version} is newer than onnx {onnx.__version__} knows ({onnx.IR_VERSION}):"
+                " upgrade onnx, or export with an older version"
+            )
+        self._opsets(model.opset_import, "the model")
+        self._metadata(model, "the model")
+        if model.configuration and model.ir_version < _CONFIGURATION_IR:
+            raise UnsupportedError(f"device configurations need IR version {_CONFIGURATION_IR}, not {model.ir_version}")
+        self._graph(model.graph, "")
+        for function in model.functions:
+            self._function(function)
+        _unique([(f.domain, f.name, f.overload) for f in model.functions], "local function", "the model")
+
+    def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto], where: str) -> None:
+        known = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
+        for entry in imports:
+            if entry.domain == "ai.onnx":
+                entry.domain = ""
+            if entry.version > known.get(entry.domain, entry.version):
+                raise UnsupportedError(
+                    f"{where} imports opset {entry.version} of '{entry.domain or 'ai.onnx'}', and onnx"
+                    f" {onnx.__version__} knows up to {known[entry.domain]}: upgrade onnx, or export with an older one"
+                )
+        _unique([entry.domain for entry in imports], "opset import of domain", where)
+
+    def _metadata(self, owner: Any, where: str) -> None:
+        if owner.metadata_props:
+            _unique([e.key for e in owner.metadata_props], "metadata key", where)
+
+    def _graph(self, graph: GraphProto, path: str) -> None:
+        where = f"graph '{path}{graph.name}'"
+        self.graphs.append(graph)
+        self._metadata(graph, where)
+        inputs, tensors = [v.name for v in graph.input], [t.name for t in graph.initializer]
+        tensors += [s.values.name for s in graph.sparse_initializer]
+        for kind, names in (("input", inputs), ("initializer", tensors), ("output", [v.name for v in graph.output])):
+            if not all(names):
+                raise InputError(f"{where}: {kind} number {names.index('')} has no name")
+        _unique(inputs, "input", where)
+        _unique(tensors, "initializer", where)
+        for tensor in graph.initializer:
+            self._tensor(tensor, where)
+        for sparse in graph.sparse_initializer:
+            self._sparse(sparse, where)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            self._value(value, where)
+        for annotation in graph.quantization_annotation:
+            keys = [e.key for e in annotation.quant_parameter_tensor_names]
+            _unique(keys, "quantization parameter", f"{where}: annotation of '{annotation.tensor_name}'")
+        _unique([a.tensor_name for a in graph.quantization_annotation], "quantization annotation of", where)
+        self._nodes(graph.node, {*inputs, *tensors}, where, path)
+
+    def _nodes(self, nodes: Iterable[NodeProto], defined: set[str], where: str, path: str) -> None:
+        for index, node in enumerate(nodes):
+            for name in node.output:
+                if name and name in defined:
+                    raise InputError(
+                        f"{where}: node number {index}, {_label(node)}, defines '{name}', which is defined already"
+                    )
+                defined.add(name)
+            if node.attribute or node.metadata_props or node.device_configurations:
+                self._node(node, where, path)
+
+    def _node(self, node: NodeProto, where: str, path: str) -> None:
+        where = f"{where}: node {_label(node)}"
+        self._metadata(node, where)
+        for configuration in node.device_configurations:
+            if not configuration.configuration_id or not all(s.tensor_name for s in configuration.sharding_spec):
+                raise InputError(f"{where}: a device configuration without id, or a sharding without tensor name")
+        if node.device_configurations and self.model.ir_version < _CONFIGURATION_IR:
+            raise UnsupportedError(f"{where}: device configurations need IR version {_CONFIGURATION_IR}")
+        if len(node.attribute) > 1:
+            _unique([a.name for a in node.attribute], "attribute", where)
+        for attribute in node.attribute:
+            self._attribute(attribute, where, f"{path}{node.name or node.op_type}/{attribute.name}/")
+
+    def _attribute(self, attribute: AttributeProto, where: str, path: str) -> None:
+        kind = attribute.type
+        field = "ref_attr_name" if attribute.ref_attr_name else _VALUE_FIELDS.get(kind)
+        if field is None:
+            known = AttributeProto.AttributeType.items()
+            what = next((name for name, number in known if number == kind), str(kind))
+            raise UnsupportedError(f"{where}: attribute '{attribute.name}' is of type {what}, which cannot be carried")
+        extra = {f.name for f, _ in attribute.ListFields()} - _COMMON_FIELDS - {field}
+        if extra:
+            raise InputError(f"{where}: attribute '{attribute.name}' has more than one value: {field}, {min(extra)}")
+        if field in _MESSAGE_VALUES and not attribute.HasField(field):
+            raise InputError(f"{where}: attribute '{attribute.name}' has no value")
+        where = f"{where}: attribute '{attribute.name}'"
+        if field == "g":
+            self._graph(attribute.g, path)
+        elif field == "graphs":
+            for graph in attribute.graphs:
+                self._graph(graph, path)
+        elif field == "t":
+            self._tensor(attribute.t, where)
+        elif field == "tensors":
+            for tensor in attribute.tensors:
+                self._tensor(tensor, where)
+        elif field == "strings":
+            for text in attribute.strings:
+                _utf8(text, where)
+        elif field == "tp":
+            self._type(attribute.tp, where)
+        elif field == "type_protos":
+            for one in attribute.type_protos:
+                self._type(one, where)
+
+    def _tensor(self, tensor: TensorProto, where: str) -> None:
+        if tensor.data_type not in _ELEMENT_TYPES:
+            raise _unknown_type(tensor.data_type, f"{where}: tensor '{tensor.name}'")
+        if tensor.data_location == TensorProto.EXTERNAL:
+            self.external.append(tensor)
+        if tensor.metadata_props:
+            self._metadata(tensor, f"{where}: tensor '{tensor.name}'")
+        if tensor.data_type == TensorProto.STRING:
+            if tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL:
+                raise InputError(f"{where}: tensor '{tensor.name}' of strings has raw or external data")
+            if tensor.HasField("segment"):
+                raise UnsupportedError(f"{where}: tensor '{tensor.name}' of strings comes in segments")
+
+    def _sparse(self, sparse: onnx.SparseTensorProto, where: str) -> None:
+        where = f"{where}: sparse initializer '{sparse.values.name}'"
+        for tensor in (sparse.values, sparse.indices):
+            self._tensor(tensor, where)
+            if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
+                raise UnsupportedError(f"{where} has external data or strings")
+
+    def _value(self, value: onnx.ValueInfoProto, where: str) -> None:
+        kind = value.type.WhichOneof("value")
+        if kind == "tensor_type" and value.type.tensor_type.elem_type in _ELEMENT_TYPES:
+            if not value.type.tensor_type.HasField("elem_type"):
+                value.type.tensor_type.elem_type = 0
+        elif value.HasField("type"):
+            self._type(value.type, f"{where}: value '{value.name}'")
+        self._metadata(value, where)
+
+    def _type(self, proto: TypeProto, where: str) -> None:
+        kind = proto.WhichOneof("value")
+        if kind is None:
+            if proto.denotation:
+                raise UnsupportedError(f"{where}: a type that is nothing but a denotation")
+            return
+        if kind in ("map_type", "opaque_type"):
+            raise UnsupportedError(f"{where}: a {kind.partition('_')[0]} type cannot be carried")
+        inner = getattr(proto, kind)
+        if kind in ("tensor_type", "sparse_tensor_type"):
+            if inner.elem_type not in _ELEMENT_TYPES:
+                raise _unknown_type(inner.elem_type, where)
+            inner.elem_type = inner.elem_type
+        elif inner.elem_type.WhichOneof("value") is None:
+            raise InputError(f"{where}: a {kind.partition('_')[0]} type without an element type")
+        else:
+            self._type(inner.elem_type, where)
+
+    def _function(self, function: FunctionProto) -> None:
+        where = f"function '{function.domain}::{function.name}'"
+        self._opsets(function.opset_import, where)
+        self._metadata(function, where)
+        if function.value_info and self.model.ir_version < _FUNCTION_VALUE_INFO_IR:
+            raise UnsupportedError(f"{where}: value_info needs IR version {_FUNCTION_VALUE_INFO_IR}")
+        if not all(function.input):
+            raise InputError(f"{where} has an input without a name")
+        _unique(function.input, "input", where)
+        _unique([*function.attribute, *(a.name for a in function.attribute_proto)], "attribute", where)
+        for attribute in function.attribute_proto:
+            if attribute.HasField("g") or attribute.graphs:
+                raise UnsupportedError(f"{where}: attribute '{attribute.name}' has a graph as its default")
+            self._attribute(attribute, where, f"{function.name}/{attribute.name}/")
+        for value in function.value_info:
+            self._value(value, where)
+        defined = set(function.input)
+        self._nodes(function.node, defined, where, f"{function.name}/")
+        for name in function.output:
+            if name not in defined or not name:
+                raise InputError(f"{where}: nothing defines its output '{name}'")
+
+
+def refuse_unknown_fields(message: Message, where: str = "the model", *, deep: bool = True) -> None:
+    """Refuse a message with a field that the installed onnx does not know.
+
+    Args:
+        message: Any message; when ``deep`` a small one, for it is copied.
+        where: Its name in the error.
+        deep: Look into the messages inside, too.
+
+    Raises:
+        UnsupportedError: Names the message kind, and node or tensor where there is one.
+    """
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise UnsupportedError(
+            f"{where}: {message.DESCRIPTOR.name} has the unknown field {unknown[0].field_number}, which onnx"
+            f" {onnx.__version__} would lose: upgrade onnx"
+        )
+    if not deep:
+        return
+    probe = type(message)()
+    probe.CopyFrom(message)
+    probe.DiscardUnknownFields()
+    if probe.ByteSize() == message.ByteSize():
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in [value] if isinstance(value, Message) else value:
+                name = getattr(inner, "name", "")
+                refuse_unknown_fields(inner, f"{where}: {field.name} '{name}'" if name else where)
+
+
+def _unique(names: Sequence[Any], what: str, where: str) -> None:
+    if len(set(names)) == len(names):
+        return
+    twice = Counter(names).most_common(1)[0][0]
+    label = "::".join(twice) if isinstance(twice, tuple) else twice
+    raise InputError(f"{where}: {what} '{label}' occurs twice; the IR would keep one of them")
+
+
+def _unknown_type(number: int, where: str) -> UnsupportedError:
+    return UnsupportedError(f"{where} has the element type {number}, which onnx-ir {ir.__version__} does not know")
+
+
+def _utf8(text: bytes, where: str) -> None:
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UnsupportedError(f"{where}: a string that is not UTF-8 in a list of strings") from None
+
+
+def _label(node: NodeProto) -> str:
+    return f"'{node.name}' ({node.op_type})" if node.name else f"{node.op_type} without a name"

@@ -1,0 +1,94 @@
+"""External data: from the record of a tensor to the bytes in a file of the model's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx_ir as ir
+from onnx import TensorProto
+
+from onnxq.border.payload import ByteSpan, FileSpan, MappedFile, Payload
+from onnxq.errors import InputError
+
+
+class Folder:
+    """The folder of a model, out of which external data may not lead.
+
+    A model file that is itself a symbolic link (download caches are made of them) may have its data beside the link or
+    beside the real file.
+
+    Args:
+        folder: Folder that locations are relative to.
+        model: The model file, if there is one.
+    """
+
+    def __init__(self, folder: Path, model: Path | None = None) -> None:
+        self.folder = folder
+        self._roots = [folder.resolve(), *([model.resolve().parent] if model else [])]
+        self._files: dict[Path, MappedFile] = {}
+
+    def payload(self, tensor: TensorProto) -> Payload:
+        """Where the data of an external tensor are.
+
+        Raises:
+            InputError: A location outside the folder, a missing or short file, numbers that are none; the message names
+                tensor, file and bytes.
+        """
+        entries = {e.key: e.value for e in tensor.external_data}
+        location = entries.get("location", "")
+        expected = _bytes_of(tensor)
+        offset = _number(entries.get("offset") or "0", "offset", tensor)
+        length = _number(entries.get("length") or str(expected), "length", tensor)
+        if length != expected:
+            raise InputError(
+                f"tensor '{tensor.name}' has {length} bytes of external data, and its type and shape need {expected}"
+            )
+        path = self._path(location, tensor)
+        if length == 0:
+            return ByteSpan(b"", 0, 0)
+        file = self._open(path, tensor, length)
+        if offset + length > file.size:
+            raise InputError(
+                f"external file '{path}' has {file.size} bytes, and tensor '{tensor.name}' needs {length} bytes from"
+                f" byte {offset} on: it is truncated or belongs to another model"
+            )
+        return FileSpan(file, offset, length)
+
+    def _path(self, location: str, tensor: TensorProto) -> Path:
+        windows = PureWindowsPath(location)
+        outside = windows.drive or windows.root or ".." in windows.parts or PurePosixPath(location).is_absolute()
+        if not location or "\0" in location:
+            raise InputError(f"tensor '{tensor.name}' has external data without a usable location: {location!r}")
+        path = self.folder / location
+        if outside or not any(path.resolve().is_relative_to(root) for root in self._roots):
+            raise InputError(
+                f"tensor '{tensor.name}' has its external data in '{location}', outside the model's folder"
+                f" '{self.folder}': move the file there"
+            )
+        return path
+
+    def _open(self, path: Path, tensor: TensorProto, length: int) -> MappedFile:
+        if path not in self._files:
+            try:
+                self._files[path] = MappedFile(path)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else "the file is empty"
+                raise InputError(
+                    f"external file '{path}' of tensor '{tensor.name}' ({length} bytes) cannot be read: {why}"
+                ) from error
+        return self._files[path]
+
+
+def _bytes_of(tensor: TensorProto) -> int:
+    if tensor.data_type == TensorProto.UNDEFINED or any(d < 0 for d in tensor.dims):
+        raise InputError(f"tensor '{tensor.name}' has external data, but no element type or a negative dimension")
+    bits = ir.DataType(tensor.data_type).bitwidth
+    for dim in tensor.dims:
+        bits *= dim
+    return -(-bits // 8)
+
+
+def _number(text: str, what: str, tensor: TensorProto) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InputError(f"tensor '{tensor.name}': the {what} of its external data is {text!r}, which is no number")
+    return int(text)

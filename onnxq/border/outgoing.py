@@ -1,0 +1,252 @@
+"""From an `onnx_ir.Model` to a message. The model is only read: nothing is swapped, renamed or cached on the way.
+
+The serializer of `onnx_ir` writes values, types and attributes; graphs, nodes and tensors are written here, since it
+would add a value_info for every initializer, double the metadata of tensors, and hold all weights at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import onnx_ir as ir
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+from onnxq.border.model import ANNOTATIONS_KEY, VALUE_INFO_KEY, Left, describes
+from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
+
+# Where `onnx_ir` keeps the quantization annotation of a value.
+_IR_ANNOTATION_KEY = "quant_parameter_tensor_names"
+_FUNCTION_VALUE_INFO_IR = 10
+_CONFIGURATION_IR = 11
+# A record with fewer elements than this needs no slot.
+_SMALL = 128
+
+
+class Slot(NamedTuple):
+    """A record and the tensor that has its data."""
+
+    record: TensorProto
+    tensor: ir.TensorProtocol
+
+    @property
+    def complete(self) -> bool:
+        """Whether the record holds the data already."""
+        return isinstance(self.tensor, RecordTensor) and self.tensor.payload is None
+
+    def fill(self) -> None:
+        """Write the data into the record."""
+        if not self.complete:
+            self.record.raw_data = self.tensor.tobytes()
+
+
+def shell(model: ir.Model, left: Left) -> tuple[ModelProto, list[Slot]]:
+    """The message without the data of most tensors, and slots for all that are large or have none yet, in order."""
+    writer = _Writer(model)
+    out = writer.model()
+    names = {*(v.name for v in model.graph.inputs), *model.graph.initializers}
+    names.update(v.name for node in model.graph for v in node.outputs)
+    if left.training_names <= names:
+        out.training_info.extend(left.training_info)
+    else:
+        gone = min(left.training_names - names)
+        left.note("training-info-dropped", gone, f"training_info dropped: it refers to '{gone}', which is gone")
+    return out, writer.slots
+
+
+class _Writer:
+    def __init__(self, model: ir.Model) -> None:
+        self.source = model
+        self.slots: list[Slot] = []
+
+    def model(self) -> ModelProto:
+        source, out = self.source, ModelProto(ir_version=self.source.ir_version)
+        for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if value := getattr(source, name):
+                setattr(out, name, value)
+        _opsets(source.opset_imports, out.opset_import)
+        _entries(source.metadata_props, out.metadata_props)
+        if source.ir_version >= _CONFIGURATION_IR:
+            out.configuration.extend(map(ir.serde.serialize_model_configuration, source.device_configurations))
+        out.graph.SetInParent()
+        self.graph(source.graph, out.graph)
+        for function in source.functions.values():
+            self.function(function, out)
+        return out
+
+    def graph(self, graph: ir.Graph, out: GraphProto) -> None:
+        _texts(graph, out)
+        _entries(graph.metadata_props, out.metadata_props)
+        for value in graph.inputs:
+            ir.serde.serialize_value_into(out.input.add(), value)
+        inputs = set(graph.inputs)
+        for value in graph.initializers.values():
+            self.initializer(value, out)
+            if value not in inputs:
+                _initializer_info(value, out)
+        for node in graph:
+            self.node(node, out.node.add())
+            for value in node.outputs:
+                if value.name and not value.is_graph_output() and _says_something(value):
+                    ir.serde.serialize_value_into(out.value_info.add(), value)
+        for value in graph.outputs:
+            ir.serde.serialize_value_into(out.output.add(), value)
+        _annotations(graph, out)
+
+    def initializer(self, value: ir.Value, out: GraphProto) -> None:
+        tensor = value.const_value
+        if tensor is None:
+            raise ValueError(f"initializer '{value.name}' has no tensor")
+        if isinstance(tensor, SparseTensor):
+            sparse = out.sparse_initializer.add()
+            sparse.CopyFrom(tensor.record)
+            sparse.values.name = value.name or ""
+            return
+        record = out.initializer.add()
+        self.tensor(tensor, record)
+        record.name = value.name or ""
+
+    def tensor(self, tensor: ir.TensorProtocol, out: TensorProto) -> None:
+        if isinstance(tensor, RecordTensor):
+            tensor.head_into(out)
+            if tensor.payload is None and tensor.size < _SMALL:
+                return
+        elif isinstance(tensor, Elsewhere):
+            out.CopyFrom(tensor.record)
+        elif tensor.dtype == ir.DataType.STRING:
+            ir.serde.serialize_tensor_into(out, tensor)
+            return
+        else:
+            _head(tensor, out)
+        self.slots.append(Slot(out, tensor))
+
+    def node(self, node: ir.Node, out: NodeProto) -> None:
+        out.op_type = node.op_type
+        for name in ("domain", "name", "overload", "doc_string"):
+            if value := getattr(node, name):
+                setattr(out, name, value)
+        out.input.extend("" if value is None else cast("str", value.name) for value in node.inputs)
+        outputs = [value.name or "" for value in node.outputs]
+        while outputs and not outputs[-1]:
+            outputs.pop()
+        out.output.extend(outputs)
+        for attr in node.attributes.values():
+            self.attribute(attr, out.attribute.add())
+        if node.metadata_props:
+            _entries(node.metadata_props, out.metadata_props)
+        if node.device_configurations and (self.source.ir_version or 0) >= _CONFIGURATION_IR:
+            convert = ir.serde.serialize_node_device_configuration
+            out.device_configurations.extend(map(convert, node.device_configurations))
+
+    def attribute(self, attr: ir.Attr, out: AttributeProto) -> None:
+        kind = attr.type
+        if attr.is_ref():
+            ir.serde.serialize_reference_attribute_into(out, attr)
+        elif kind in _NESTED:
+            out.name, out.type = attr.name, cast("AttributeProto.AttributeType", kind.value)
+            if attr.doc_string:
+                out.doc_string = attr.doc_string
+            if kind == ir.AttributeType.GRAPH:
+                out.g.SetInParent()
+                self.graph(attr.as_graph(), out.g)
+            elif kind == ir.AttributeType.GRAPHS:
+                for graph in attr.as_graphs():
+                    self.graph(graph, out.graphs.add())
+            elif kind == ir.AttributeType.TENSOR:
+                out.t.SetInParent()
+                self.tensor(attr.as_tensor(), out.t)
+            else:
+                for tensor in attr.as_tensors():
+                    self.tensor(tensor, out.tensors.add())
+        else:
+            ir.serde.serialize_attribute_into(out, attr)
+
+    def function(self, function: ir.Function, model: ModelProto) -> None:
+        out = model.functions.add()
+        _texts(function, out)
+        for name in ("domain", "overload"):
+            if value := getattr(function, name):
+                setattr(out, name, value)
+        _opsets(function.opset_imports, out.opset_import)
+        _entries(function.metadata_props, out.metadata_props)
+        out.input.extend(cast("str", value.name) for value in function.inputs)
+        out.output.extend(cast("str", value.name) for value in function.outputs)
+        for attr in function.attributes.values():
+            if attr.value is None:
+                out.attribute.append(attr.name)
+            else:
+                self.attribute(attr, out.attribute_proto.add())
+        for node in function:
+            self.node(node, out.node.add())
+        self.function_values(function, model, out)
+
+    def function_values(self, function: ir.Function, model: ModelProto, out: FunctionProto) -> None:
+        """Types of values in a function; before IR version 10 they stand in the main graph, under long names."""
+        values = [*function.inputs, *(value for node in function for value in node.outputs)]
+        for value in values:
+            if not (value.name and _says_something(value)):
+                continue
+            if model.ir_version >= _FUNCTION_VALUE_INFO_IR:
+                ir.serde.serialize_value_into(out.value_info.add(), value)
+            else:
+                name = f"{function.domain}::{function.name}/{value.name}"
+                ir.serde.serialize_value_into(model.graph.value_info.add(), value, name=name)
+
+
+_NESTED = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR, ir.AttributeType.TENSORS)
+
+
+def _texts(source: Any, out: Any) -> None:
+    if source.name:
+        out.name = source.name
+    if source.doc_string:
+        out.doc_string = source.doc_string
+
+
+def _head(tensor: ir.TensorProtocol, out: TensorProto) -> None:
+    """Everything of a tensor but its name and data."""
+    out.data_type = cast("TensorProto.DataType", tensor.dtype.value)
+    out.dims.extend(tensor.shape.numpy())
+    if tensor.name:
+        out.name = tensor.name
+    if tensor.doc_string:
+        out.doc_string = tensor.doc_string
+    _entries(tensor.metadata_props, out.metadata_props)
+
+
+def _opsets(imports: Mapping[str, int], out: Any) -> None:
+    for domain, version in imports.items():
+        out.add(domain=domain, version=version)
+
+
+def _entries(props: Mapping[str, str], out: Any) -> None:
+    for key in sorted(props):
+        out.add(key=key, value=props[key])
+
+
+def _says_something(value: ir.Value) -> bool:
+    return bool(value.type is not None or value.shape is not None or value.metadata_props or value.doc_string)
+
+
+def _initializer_info(value: ir.Value, out: GraphProto) -> None:
+    """A value_info only where there was one, or where it holds metadata; never one that contradicts the tensor."""
+    if not (value.meta.get(VALUE_INFO_KEY) or value.metadata_props or value.doc_string):
+        return
+    info = out.value_info.add()
+    ir.serde.serialize_value_into(info, value)
+    tensor = cast("ir.TensorProtocol", value.const_value)
+    if not describes(value, tensor):
+        info.type.CopyFrom(TypeProto())
+        info.type.tensor_type.elem_type = tensor.dtype.value
+        info.type.tensor_type.shape.SetInParent()
+        for dim in tensor.shape.numpy():
+            info.type.tensor_type.shape.dim.add(dim_value=dim)
+
+
+def _annotations(graph: ir.Graph, out: GraphProto) -> None:
+    produced: Iterable[ir.Value] = (value for node in graph for value in node.outputs)
+    for value in dict.fromkeys([*graph.inputs, *graph.initializers.values(), *produced]):
+        if parameters := value.meta.get(_IR_ANNOTATION_KEY):
+            annotation = out.quantization_annotation.add(tensor_name=value.name)
+            _entries(parameters, annotation.quant_parameter_tensor_names)
+    out.quantization_annotation.extend(graph.meta.get(ANNOTATIONS_KEY, ()))
