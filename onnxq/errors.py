@@ -6,6 +6,7 @@
     ├── InputError                the model file: missing, truncated, not ONNX, external data gone
     │   └── UnsupportedError      valid ONNX that the IR cannot carry, or an opset / type nobody here knows
     ├── DataError                 calibration data: empty, wrong names, shapes or types, NaN
+    ├── ValidationError           a Q/DQ graph that breaks the pair rules; lists every place
     ├── FactError                 a pass reads a fact that no earlier pass wrote
     └── PassFailed                a pass raised something else; names the pass, chained to the cause
 
@@ -51,6 +52,10 @@ class UnsupportedError(InputError):
 
 class DataError(OnnxqError):
     """Calibration data that does not fit the model or is not finite; names tensor and sample."""
+
+
+class ValidationError(OnnxqError):
+    """A graph whose Q/DQ pairs do not hold together; lists every place."""
 
 
 class FactError(OnnxqError):

@@ -83,6 +83,7 @@ class Wishes:
         banned: Nodes that stay float, with the reason.
         forced: Nodes quantized although the target has no integer kernel for them.
         dynamic: Whether a layer between float ops may quantize its input at run time.
+        static: Whether ranges will be there; without them only run-time quantization is left.
     """
 
     activation: TensorSpec
@@ -90,6 +91,7 @@ class Wishes:
     banned: Mapping[ir.Node, Decision] = field(default_factory=dict)
     forced: frozenset[ir.Node] = frozenset()
     dynamic: bool = True
+    static: bool = True
 
 
 @dataclass

@@ -133,6 +133,8 @@ class Planner:
         self._layers[node] = layer
         for inner in layer.body:
             self._inside[inner] = node
+        if not self.wishes.static:
+            return
         if layer.weight is not None or any(e.value in self._able for e in layer.inputs):
             self._able.add(layer.tail)
 
@@ -153,7 +155,9 @@ class Planner:
                     self._decide(_maker(self._tails[node]), "float", "no-integer-reader", why)
             return
         alone = layer.tail not in self._wanted and not any(e.value in self._able for e in layer.inputs)
-        if not alone or rule.needs_output_q:
+        if not self.wishes.static and not (layer.weight and self.wishes.dynamic and "dynamic" in rule.forms):
+            self._decide(node, "float", "no-ranges", f"{node.op_type} needs calibrated ranges to run on integers")
+        elif not alone or rule.needs_output_q:
             self._wanted.update(e.value for e in layer.inputs)
         elif layer.weight is None:
             self._decide(node, "float", "activation-matmul", "both operands are activations between float ops")

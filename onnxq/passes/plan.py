@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from onnxq.errors import OptionError
 from onnxq.facts import Decision, Fact, Goal, Plan, Wishes
 from onnxq.look import all_nodes
 from onnxq.passbase import Context, Pass
@@ -31,6 +30,7 @@ class MakePlan(Pass):
         include: Selectors of the only nodes that may be quantized; empty means all.
         force: Selectors of weight-carrying nodes to quantize although the target has no integer kernel for them.
         dynamic: ``auto`` quantizes the input of a MatMul between float ops at run time, ``never`` calibrates it.
+        static: Whether ranges will be there; ``false`` plans only what needs no calibration.
         file: A plan written by ``onnxq plan``; its nodes marked ``float`` stay float.
     """
 
@@ -44,13 +44,12 @@ class MakePlan(Pass):
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     force: tuple[str, ...] = ()
-    dynamic: str = "auto"
+    dynamic: Literal["auto", "never"] = "auto"
+    static: bool = True
     file: str = ""
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Make the plan; the graph stays as it is."""
-        if self.dynamic not in ("auto", "never"):
-            raise OptionError(f"plan: dynamic is 'auto' or 'never', not '{self.dynamic}'")
         goal = ctx.maybe(Goal)
         target = goal.target if goal else load_target(self.target)
         if goal is None:
@@ -63,7 +62,7 @@ class MakePlan(Pass):
         forced = frozenset(resolve(self.force, model)) if self.force else frozenset()
         # DynamicQuantizeLinear writes uint8 and MatMulInteger takes 8-bit weights only.
         dynamic = self.dynamic == "auto" and activation.qtype.name == "uint8" and weight.qtype.bits == 8
-        plan = Planner(target, Wishes(activation, weight, banned, forced, dynamic)).make(model)
+        plan = Planner(target, Wishes(activation, weight, banned, forced, dynamic, self.static)).make(model)
         ctx.put(plan)
         if not plan.weights and not plan.activations:
             ctx.note("nothing-to-quantize", None, f"no node of this model can run on integers for {target.name}")
