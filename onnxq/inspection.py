@@ -145,9 +145,12 @@ def inspect(source: ModelProto | bytes | str | Path, target: str | Path | Target
         InputError: The source cannot be read.
         OptionError: No such target.
     """
-    rules = load_target(target)
-    crossing = border.open_model(source)
-    found = inspect_model(crossing.model, rules)
+    return inspect_crossing(border.open_model(source), load_target(target))
+
+
+def inspect_crossing(crossing: border.Crossing, target: Target) -> Inspection:
+    """`inspect` for a model that has crossed the border."""
+    found = inspect_model(crossing.model, target)
     path = crossing.source_path
     if path is not None:
         outside = external_files(crossing.model, path)

@@ -14,13 +14,15 @@ def inspect(
 ) -> None:
     """Show what is in a model: versions, ops, weights by byte share, what is quantized and what is not."""
     import json
-    import sys
 
-    from onnxq.inspection import inspect as look_into
+    from onnxq.cli._common import open_model
+    from onnxq.inspection import inspect_crossing
     from onnxq.report.inspect import parts
     from onnxq.report.tables import show, stdout
+    from onnxq.targets import load_target
 
-    found = look_into(sys.stdin.buffer.read() if model == "-" else model, target)
+    rules = load_target(target)
+    found = inspect_crossing(open_model(model), rules)
     if format == "json":
         print(json.dumps(found.to_json(), indent=2))
     else:
