@@ -60,10 +60,12 @@ __all__ = [
     "nested_graphs",
     "only_use",
     "onnx_op",
+    "plain_initializers",
     "remove_dead",
     "rename",
     "replace_initializer",
     "replace_uses",
+    "take_defaults",
     "tensor_of_constant",
     "uses",
 ]
@@ -118,6 +120,33 @@ def detached(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         doc_string=tensor.doc_string,
         metadata_props=dict(tensor.metadata_props),
     )
+
+
+def plain_initializers(model: ir.Model) -> bool:
+    """Bring IR version 3, which lists every constant among the inputs, to version 4, which does not.
+
+    Call it before adding an initializer. From version 4 on an input with an initializer is a default that the caller
+    may override; what version 3 lists are constants, so they leave the inputs.
+
+    Returns:
+        Whether the model was older than IR version 4.
+    """
+    if model.ir_version >= 4:
+        return False
+    model.ir_version = 4
+    take_defaults(model)
+    return True
+
+
+def take_defaults(model: ir.Model) -> list[ir.Value]:
+    """Take the initializers of the main graph out of its inputs; returns them."""
+    graph = model.graph
+    taken = [v for v in graph.inputs if v.is_initializer()]
+    if taken:
+        kept = [v for v in graph.inputs if not v.is_initializer()]
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+    return taken
 
 
 def add_initializer(graph: ir.Graph, name: str, data: Array | ir.TensorProtocol, namer: Namer) -> ir.Value:

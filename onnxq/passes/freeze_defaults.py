@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnxq.edit import plain_initializers, take_defaults
 from onnxq.passbase import Context, Pass
 
 
@@ -24,16 +25,9 @@ class FreezeDefaults(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Drop the inputs that have an initializer, and raise IR version 3, which does not allow that, to 4."""
-        graph = model.graph
-        frozen = [v for v in graph.inputs if v.is_initializer()]
-        if not frozen:
-            return False
-        kept = [v for v in graph.inputs if not v.is_initializer()]
-        graph.inputs.clear()
-        graph.inputs.extend(kept)
-        if model.ir_version < 4:
-            model.ir_version = 4
+        if plain_initializers(model):
             return True
+        frozen = take_defaults(model)
         for value in frozen:
             ctx.note("default-frozen", value, "optional input became a constant; callers can no longer override it")
-        return True
+        return bool(frozen)

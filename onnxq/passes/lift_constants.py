@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq.edit import PASS_KEY, all_graphs, detached, onnx_op, tensor_of_constant
+from onnxq.edit import PASS_KEY, all_graphs, detached, onnx_op, plain_initializers, tensor_of_constant
 from onnxq.passbase import Context, Pass
 
 
@@ -47,6 +47,7 @@ class LiftConstants(Pass):
             graph.remove(done)
             count += len(done)
         if count:
+            plain_initializers(model)
             ctx.note("constants-lifted", None, f"{count} Constant nodes became initializers", count=count, bytes=size)
         return bool(count)
 
