@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.border import session_model
 from onnxq.errors import InputError, OptionError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,11 +56,11 @@ class Session:
         outputs: Names of the outputs, in the order `run` returns them.
     """
 
-    def __init__(self, path: Path, runtime: Runtime) -> None:
+    def __init__(self, path: Path, entries: Mapping[str, str], runtime: Runtime) -> None:
         import onnxruntime as ort
 
         try:
-            self._ort = ort.InferenceSession(str(path), _options(runtime), providers=["CPUExecutionProvider"])
+            self._ort = ort.InferenceSession(str(path), _options(runtime, entries), providers=["CPUExecutionProvider"])
         except OptionError:
             raise
         except Exception as error:
@@ -84,27 +85,28 @@ class Session:
 
 @contextmanager
 def open_session(
-    source: ir.Model | str | Path, runtime: Runtime = Runtime(), *, outputs: Sequence[ir.Value] | None = None  # noqa: B008
+    source: ir.Model | str | Path,
+    runtime: Runtime = Runtime(),
+    *,
+    outputs: Sequence[ir.Value] | None = None,
 ) -> Iterator[Session]:
     """A session that lives as long as the ``with`` block; what it put on disk is gone afterwards, whatever happens.
 
     Args:
         source: An IR model (which stays as it is), or the path of a file that is used where it lies.
         runtime: How to run it.
-        outputs: Values of ``source``'s main graph to return instead of its outputs; nodes they do not need are left out.
+        outputs: Values of ``source``'s main graph to return instead of its outputs; what they do not need is left out.
 
     Raises:
         InputError: onnxruntime cannot load the model.
         OptionError: The custom-op library cannot be loaded.
     """
     if not isinstance(source, ir.Model):
-        yield Session(Path(source), runtime)
+        yield Session(Path(source), {}, runtime)
         return
     model = source if outputs is None else _with_outputs(source, outputs)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        path = Path(folder) / "model.onnx"
-        ir.save(model, path, external_data="weights.bin")
-        session = Session(path, runtime)
+        session = Session(*session_model(model, Path(folder)), runtime)
         try:
             yield session
         finally:
@@ -113,13 +115,15 @@ def open_session(
             gc.collect(0)
 
 
-def _options(runtime: Runtime) -> Any:
+def _options(runtime: Runtime, entries: Mapping[str, str]) -> Any:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[runtime.optimization])
     options.intra_op_num_threads = runtime.threads
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
     if runtime.true_semantics:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.add_session_config_entry("session.disable_double_qdq_remover", "1")
@@ -155,7 +159,9 @@ def _reason(error: Exception) -> str:
     """The first line of onnxruntime's text, without its code prefix."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     head, _, tail = text.partition(" : ")
-    while tail and head.startswith(("[ONNXRuntimeError]", "1", "2", "6", "7", "9", "10", "FAIL", "INVALID", "NOT_IMPL")):
+    while tail and head.startswith(
+        ("[ONNXRuntimeError]", "1", "2", "6", "7", "9", "10", "FAIL", "INVALID", "NOT_IMPL")
+    ):
         text = tail
         head, _, tail = text.partition(" : ")
     return text
