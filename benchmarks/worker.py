@@ -75,7 +75,7 @@ def quantize_with_onnxq(model: str, output: str, samples: Samples, method: str) 
     import onnxq
 
     if method == "weight-only":
-        onnxq.quantize(model, weight_only=True, output=output)
+        onnxq.quantize(model, recipe="dynamic", output=output)
     else:
         onnxq.quantize(model, data=samples, method=method, output=output)
 
