@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxq.look import attr_int, constant_tensor, onnx_op
-from onnxq.targets import Target
+from onnxq.targets import IntegerOp, Target
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 CARRIERS = frozenset(
@@ -81,7 +81,10 @@ def state_of(node: ir.Node, target: Target) -> State | None:
         return None
     float_weight = integer_weight = False
     activations: list[ir.Node | None] = []
-    for value in node.inputs:
+    rule = _rule(node, target)
+    for value in node.inputs[
+        : 1 if rule is not None and rule.kind == "moves" else None
+    ]:  # its others are indexes, sizes
         tensor, path = source_of(value)
         if tensor is not None:
             quantized = any(is_q(n, DEQUANTIZE) for n in path)
@@ -106,7 +109,7 @@ def _between_pairs(node: ir.Node, target: Target, pairs: list[ir.Node], has_weig
         return State("dynamic")
     quantized_output = _feeds_q(node, target)
     if not (has_weight or quantized_output):
-        rule = target.integer_ops.get(node.op_type)
+        rule = _rule(node, target)
         if rule is None or rule.needs_output_q:
             return None  # a float op behind the last pair of an island
     reason = no_kernel(node, target)
@@ -117,7 +120,7 @@ def _between_pairs(node: ir.Node, target: Target, pairs: list[ir.Node], has_weig
 
 def no_kernel(node: ir.Node, target: Target) -> str:
     """Why the target would not run this node on integers whatever stands around it; ``""`` if it would."""
-    rule = target.integer_ops.get(node.op_type) if node.domain == "" else None
+    rule = _rule(node, target)
     if rule is None:
         return f"{target.name} has no integer kernel for {node.op_type}"
     misfit = rule.misfit({name: attr.value for name, attr in node.attributes.items()})
@@ -135,14 +138,19 @@ def _producer(value: ir.Value | None) -> ir.Node | None:
 
 def _feeds_q(node: ir.Node, target: Target) -> bool:
     """Whether a QuantizeLinear follows, looked through the activations and data movement the target folds away."""
+    looks_on = _rule(node, target) is not None
     while True:
         users = [user for out in node.outputs for user in out.consumers()]
         if any(is_q(user, QUANTIZE) for user in users):
             return True
-        rule = target.integer_ops.get(users[0].op_type) if len(users) == 1 and users[0].domain == "" else None
+        rule = _rule(users[0], target) if len(users) == 1 and looks_on else None
         if rule is None or rule.kind not in ("folds", "moves"):
             return False
         node = users[0]
+
+
+def _rule(node: ir.Node, target: Target) -> IntegerOp | None:
+    return target.integer_ops.get(node.op_type) if node.domain == "" else None
 
 
 def dtype_name(dtype: ir.DataType | None) -> str:

@@ -75,6 +75,12 @@ def test_elementwise_between_pairs():
     assert states(X + "y = Add(xd, x)", ACT) == {}
 
 
+def test_indexes_and_sizes_are_no_weights():
+    assert states("y = Resize(x, r, sizes)", {"r": np.ones(4, np.float32), "sizes": np.ones(4, np.float32)}) == {}
+    assert states("y = Gather(w, x)", WF) == {"y": State("float", "no Q/DQ pair on input or weight")}
+    assert states(X + "n = Shape(xd) m = Reshape(x, n) " + Y, ACT) == {}
+
+
 def test_integer_bias_add_belongs_to_its_matmul():
     bias = {"b": np.ones(4, np.int32), "bs": np.full(4, 1e-3, np.float32)}
     nodes = X + WD + "p = MatMul(xd, wd) bd = DequantizeLinear<axis=0>(b, bs) m = Add(p, bd) " + Y
