@@ -37,6 +37,7 @@ from onnxq.look import (
 __all__ = [
     "PASS_KEY",
     "Array",
+    "Fresh",
     "Namer",
     "Where",
     "add_initializer",
@@ -71,6 +72,8 @@ __all__ = [
 ]
 
 Where = Callable[[Edge], bool]
+Fresh = Callable[[str], str]
+"""A base name in, a name to use out; a `Namer` is one."""
 
 PASS_KEY = "onnxq.pass"
 
@@ -202,7 +205,7 @@ def may_become_output(new: ir.Value, graph: ir.Graph) -> bool:
     return node is not None and node.graph is graph and not new.is_graph_output()
 
 
-def replace_uses(value: ir.Value, new: ir.Value, namer: Namer, where: Where | None = None) -> None:
+def replace_uses(value: ir.Value, new: ir.Value, namer: Fresh, where: Where | None = None) -> None:
     """Let ``new`` stand in for ``value``: at all uses in all scopes, or at those that ``where`` accepts.
 
     Without ``where`` graph outputs move too, and keep name, type and shape: ``new`` takes them over where it can
