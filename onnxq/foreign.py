@@ -25,7 +25,7 @@ class ProtoPass(Pass):
     """A plain ``ModelProto -> ModelProto`` function as a step.
 
     The function gets a message of its own with every weight in it, whatever file the weights came from, so its memory
-    is that of the whole model. Its result always counts as a change.
+    is that of the whole model. Its result crosses the border like any model, and always counts as a change.
 
     Attributes:
         function: Called with the message; None means that it changed the message in place.
@@ -44,14 +44,17 @@ class ProtoPass(Pass):
 
         Raises:
             OptionError: The function returned something else than a message.
+            InputError: It returned an invalid one.
         """
         from onnx import ModelProto
 
-        proto = ir.to_proto(ir.external_data.load_to_model(model.clone()))
+        from onnxq import border
+
+        proto = border.to_proto(model)
         result = self.function(proto, **dict(self.options))
         if result is not None and not isinstance(result, ModelProto):
             raise OptionError(f"{self} returned {type(result).__name__}; a ModelProto or None is needed")
-        adopt(model, ir.from_proto(proto if result is None else result))
+        adopt(model, border.open_model(proto if result is None else result).model)
         return True
 
     def __str__(self) -> str:

@@ -87,7 +87,7 @@ class Instrument:
         """Called after a step that worked."""
 
     def failed(self, step: Step, model: ir.Model, ctx: Context, error: Exception) -> None:
-        """Called when a step raised; the error goes on upwards afterwards."""
+        """Called when a step, or a hook after it, raised; the error goes on upwards afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +174,12 @@ def _watched(
         hook.before(step, model, ctx, rest)
     try:
         changed = run_step(step, model, ctx)
+        for hook in instruments:
+            hook.after(step, model, ctx, changed)
     except Exception as error:
         for hook in instruments:
             hook.failed(step, model, ctx, error)
         raise
-    for hook in instruments:
-        hook.after(step, model, ctx, changed)
     return changed
 
 

@@ -1,0 +1,119 @@
+"""What commands share: models from a file or stdin, results to a file or stdout, progress, names of passes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.errors import InputError, OptionError
+from onnxq.registry import Registry
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from onnxq.context import Progress
+    from onnxq.yamltree import Item
+
+
+def source(model: str) -> str | bytes:
+    """What to open for a MODEL argument; ``-`` is stdin.
+
+    Raises:
+        InputError: stdin is a terminal.
+    """
+    if model != "-":
+        return model
+    if sys.stdin.isatty():
+        raise InputError("MODEL is -, but no model comes in on stdin")
+    return sys.stdin.buffer.read()
+
+
+def check_out(out: str) -> None:
+    """Refuse early what would only fail after the work.
+
+    Raises:
+        OptionError: A model to a terminal, or onto a folder.
+    """
+    if out == "-" and sys.stdout.isatty():
+        raise OptionError("OUT is -, but stdout is a terminal: redirect it, or name a file")
+    if out != "-" and Path(out).is_dir():
+        raise OptionError(f"OUT {out} is a folder: name a file")
+
+
+def send(model: ModelProto) -> None:
+    """Write a model to stdout.
+
+    Raises:
+        OptionError: More than the 2 GiB that a message can have.
+    """
+    from onnxq.border import open_model
+
+    sys.stdout.buffer.write(open_model(model).to_bytes())
+    sys.stdout.buffer.flush()
+
+
+def save_json(data: Any, out: str | Path) -> None:
+    """Write JSON whole or not at all; missing folders are made."""
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def log(message: str) -> None:
+    """One line for people, on stderr."""
+    print(message, file=sys.stderr)
+
+
+def registry(pass_dirs: Sequence[str | Path] = ()) -> Registry:
+    """Names of passes and recipes: onnxq's, installed packages', the project's ``[tool.onnxq]``, and given folders'."""
+    from onnxq.config import read_config
+
+    folders = dict.fromkeys(Path(d).resolve() for d in (*read_config(Path.cwd()).pass_dirs, *pass_dirs))
+    return Registry(folders)
+
+
+def settings(texts: Sequence[str] | None, option: str) -> dict[str, Item]:
+    """``key=value`` options of the command line; the value is YAML.
+
+    Raises:
+        RecipeError: Not ``key=value``, or a key given twice.
+    """
+    from onnxq.yamltree import setting
+
+    out: dict[str, Item] = {}
+    for text in texts or ():
+        key, item = setting(text, option)
+        if key in out:
+            raise item.error(f"'{key}' is given twice")
+        out[key] = item
+    return out
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Something to hang on ``Context.progress``: bars on stderr if that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda label, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total or None)
+            bars.update(tasks[label], completed=done, total=total or None)
+
+        yield show
