@@ -47,6 +47,7 @@ __all__ = [
     "attr_int",
     "attr_ints",
     "attr_str",
+    "become_initializer",
     "bodies",
     "constant",
     "constant_tensor",
@@ -156,6 +157,20 @@ def add_initializer(graph: ir.Graph, name: str, data: Array | ir.TensorProtocol,
     """Put a constant into a graph under a fresh name derived from ``name``."""
     value = _initializer(namer(name), data)
     graph.initializers.add(value)
+    return value
+
+
+def become_initializer(output: ir.Value, data: Array | ir.TensorProtocol) -> ir.Value:
+    """Let an initializer of the same name, in the same graph, stand in for what a node makes.
+
+    The node is left without uses of that output; remove it. Not for graph outputs, nor in the body of a local function,
+    which cannot hold initializers.
+    """
+    value = _initializer(output.name or "constant", data)
+    value.metadata_props.update(output.metadata_props)
+    value.doc_string = output.doc_string
+    output.replace_all_uses_with(value)
+    graph_of(output).initializers.add(value)
     return value
 
 

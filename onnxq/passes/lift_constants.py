@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq.edit import PASS_KEY, all_graphs, detached, onnx_op, plain_initializers, tensor_of_constant
+from onnxq.edit import all_graphs, become_initializer, onnx_op, plain_initializers, tensor_of_constant
 from onnxq.passbase import Context, Pass
 
 
@@ -41,7 +41,10 @@ class LiftConstants(Pass):
                 elif graph in functions:
                     ctx.note("constant-kept", node, "a function body cannot hold initializers; inline functions first")
                 else:
-                    _lift(graph, node, tensor)
+                    value = become_initializer(node.outputs[0], tensor)
+                    value.doc_string = value.doc_string or node.doc_string
+                    for key, text in node.metadata_props.items():
+                        value.metadata_props.setdefault(key, text)
                     done.append(node)
                     size += tensor.nbytes
             graph.remove(done)
@@ -50,20 +53,3 @@ class LiftConstants(Pass):
             plain_initializers(model)
             ctx.note("constants-lifted", None, f"{count} Constant nodes became initializers", count=count, bytes=size)
         return bool(count)
-
-
-def _lift(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
-    output = node.outputs[0]
-    tensor = detached(tensor)
-    tensor.name = output.name
-    metadata = {k: v for k, v in node.metadata_props.items() if k != PASS_KEY} | output.metadata_props
-    value = ir.Value(
-        name=output.name,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-        doc_string=output.doc_string or node.doc_string,
-        metadata_props=metadata,
-    )
-    output.replace_all_uses_with(value)
-    graph.initializers.add(value)

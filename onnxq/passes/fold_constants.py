@@ -1,0 +1,147 @@
+"""fold-constants: what depends on constants only is computed once, now."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.edit import (
+    Array,
+    attr_int,
+    become_initializer,
+    bodies,
+    constant_tensor,
+    dims_of,
+    nested_graphs,
+    plain_initializers,
+    remove_dead,
+)
+from onnxq.evaluate import Kind, function_of, output_kinds
+from onnxq.passbase import Context, Pass
+
+_QUANTIZERS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+_KEPT = _QUANTIZERS | _RANDOM | {"Constant", "Dropout"}
+
+_EAGER = 1 << 20  # bytes; larger results are computed whenever they are read, instead of being held
+_BLIND = 1 << 16  # bytes of input up to which a node is run although the size of its output is unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldConstants(Pass):
+    """Node with constant inputs only -> initializer of the same name; Shape and Size of static shapes -> initializer.
+
+    Works in all scopes. Values come from onnxruntime's kernels, one node at a time, unoptimised: exactly what the node
+    would have made. A result above 1 MiB is not held: it is computed from its inputs whenever it is read, so a
+    Transpose of a 100 MB weight costs no memory here.
+
+    Never folded: quantizers (QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear) and so nothing behind them,
+    random numbers, nodes with bodies, operators of other domains, nodes that make a graph output. A node whose result
+    exceeds the constants it replaces by more than ``max_growth`` bytes and is more than double stays, too: files must
+    not blow up (ConstantOfShape, Expand, or the Transpose of a table that is also read as it is).
+
+    Attributes:
+        max_growth: Bytes that one folded node may add to the file.
+    """
+
+    name: ClassVar[str] = "fold-constants"
+
+    max_growth: int = 1 << 18
+
+    def run(self, model: ir.Model, ctx: Context) -> bool:
+        """Fold in topological order, outer scopes first; one note says how many of which op."""
+        opset = model.opset_imports.get("", 0)
+        folded: dict[str, Any] = {}
+        for graph in tuple(nested_graphs(model.graph)):
+            for node in tuple(graph):
+                if self._fold(node, opset, ctx):
+                    graph.remove(node, safe=True)
+                    folded[node.op_type] = folded.get(node.op_type, 0) + 1
+        if not folded:
+            return False
+        plain_initializers(model)
+        remove_dead(model)
+        listed = ", ".join(f"{count} {op}" for op, count in sorted(folded.items()))
+        ctx.note("constants-folded", None, f"nodes that depend on constants only are computed: {listed}", **folded)
+        return True
+
+    def _fold(self, node: ir.Node, opset: int, ctx: Context) -> bool:
+        """Replace the outputs of a node by initializers if it may be folded."""
+        if node.domain != "" or node.op_type in _KEPT:
+            return False
+        shape = _static_shape(node)
+        if shape is not None and not node.outputs[0].is_graph_output():
+            become_initializer(node.outputs[0], shape)
+            return True
+        given = {v: constant_tensor(v) for v in node.inputs if v is not None}
+        if not given or any(tensor is None for tensor in given.values()) or bodies(node):
+            return False
+        if any(v.is_graph_output() for v in node.outputs):
+            ctx.note("constant-not-folded", node, "makes a graph output")
+            return False
+        read = sum(t.nbytes for t in given.values() if t is not None)
+        freed = sum(t.nbytes for v, t in given.items() if t is not None and _only_here(v, node))
+        kinds = output_kinds(node, opset)
+        if kinds is None and read > _BLIND:
+            ctx.note("constant-not-folded", node, "the size of its result is unknown", read=read)
+            return False
+        if kinds is not None and not self._worth(node, sum(map(_nbytes, kinds)), freed, ctx):
+            return False
+        compute = function_of(node, opset, kinds[0] if kinds else None)
+        if kinds is not None and len(kinds) == 1 and _nbytes(kinds[0]) > _EAGER:
+            dtype, dims = kinds[0]
+            lazy = ir.LazyTensor(lambda: _tensor(compute()[0]), dtype=dtype, shape=ir.Shape(dims))
+            become_initializer(node.outputs[0], lazy)
+            return True
+        try:
+            results = compute()
+        except Exception as error:  # no kernel, or data the kernel refuses: the runtime has the last word
+            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            ctx.note("constant-not-folded", node, f"onnxruntime cannot compute it: {why}")
+            return False
+        if not all(isinstance(r, np.ndarray | np.generic) and r.dtype != object for r in results):
+            ctx.note("constant-not-folded", node, "its result is no tensor of numbers")
+            return False
+        if kinds is None and not self._worth(node, sum(r.nbytes for r in results), freed, ctx):
+            return False
+        for value, result in zip(node.outputs, results, strict=True):
+            if value.uses():
+                become_initializer(value, _tensor(result))
+        return True
+
+    def _worth(self, node: ir.Node, size: int, freed: int, ctx: Context) -> bool:
+        if size - freed <= max(self.max_growth, freed):
+            return True
+        text = f"its result of {size} bytes would replace {freed} bytes of constants"
+        ctx.note("constant-not-folded", node, text, size=size, freed=freed)
+        return False
+
+
+def _static_shape(node: ir.Node) -> Array | None:
+    if node.op_type not in ("Shape", "Size") or not node.inputs:
+        return None
+    dims = dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    if node.op_type == "Shape":
+        dims = dims[attr_int(node, "start", 0) : attr_int(node, "end", len(dims))]
+    known = [d for d in dims if d is not None]
+    if len(known) != len(dims):
+        return None
+    return np.array(known if node.op_type == "Shape" else math.prod(known), np.int64)
+
+
+def _only_here(value: ir.Value, node: ir.Node) -> bool:
+    return not value.is_graph_output() and all(user is node for user, _ in value.uses())
+
+
+def _nbytes(kind: Kind) -> int:
+    return math.ceil(math.prod(kind[1]) * kind[0].itemsize)
+
+
+def _tensor(array: Array) -> ir.TensorProtocol:
+    return ir.tensor(np.array(array, order="C"))
