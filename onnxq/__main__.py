@@ -8,9 +8,9 @@ import sys
 def main() -> None:
     """Run the command line; exits with 0, 1 (findings) or 2 (bad input), or 130 after Ctrl-C."""
     try:
-        from onnxq.cli.app import make
+        from onnxq.cli.app import app
 
-        make()(prog_name="onnxq")
+        app(prog_name="onnxq")
     except KeyboardInterrupt:
         sys.exit(130)
 

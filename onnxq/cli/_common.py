@@ -15,6 +15,7 @@ from onnxq.registry import Registry
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from onnxq.border import Crossing
     from onnxq.context import Progress
     from onnxq.yamltree import Item
 
@@ -30,6 +31,17 @@ def source(model: str) -> str | bytes:
     if sys.stdin.isatty():
         raise InputError("MODEL is -, but no model comes in on stdin")
     return sys.stdin.buffer.read()
+
+
+def open_model(model: str) -> Crossing:
+    """Open a MODEL argument.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    from onnxq import border
+
+    return border.open_model(source(model))
 
 
 def check_out(out: str) -> None:

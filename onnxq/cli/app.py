@@ -68,13 +68,14 @@ class Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def make() -> Any:
-    """The whole command line as one callable."""
-    app = typer.Typer(
-        cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True, context_settings=SETTINGS
-    )
-    app.callback()(onnxq)
-    return typer.main.get_command(app)
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings=SETTINGS,
+)
 
 
 def _version(asked: bool) -> None:
@@ -83,6 +84,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def onnxq(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)

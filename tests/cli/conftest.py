@@ -1,6 +1,6 @@
 import pytest
 
-from onnxq.cli.app import make
+from onnxq.cli.app import app
 
 
 @pytest.fixture
@@ -10,7 +10,7 @@ def onnxq(capfd):
     def run(*args):
         code = 0
         try:
-            make()(args=[str(arg) for arg in args], prog_name="onnxq")
+            app(args=[str(arg) for arg in args], prog_name="onnxq")
         except SystemExit as stop:
             code = stop.code or 0
         return (code, *capfd.readouterr())
