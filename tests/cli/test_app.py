@@ -68,7 +68,7 @@ def test_version() -> None:
     ("args", "message"),
     [
         (["shw"], "no such command 'shw'; did you mean show?"),
-        (["show", "plan", "--parm", "x=1"], "No such option: --parm"),
+        (["show", "plan", "--parm", "x=1"], "--param"),
         (["show", "plan", "--pass-dri", "x"], "--pass-dir"),
         (["show"], "Missing argument 'RECIPE'"),
         ([], "Usage: "),
