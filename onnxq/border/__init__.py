@@ -19,12 +19,12 @@ What comes in goes out as it was. The exceptions, none of which changes the mean
 A model that came from a path leaves as a message or bytes with its external data inside. The ``checksum`` of external
 data is of the old file as a whole, so it stays only in a model that comes and goes as a message or bytes.
 
-Refused as `UnsupportedError`, valid though they may be: fields that the installed onnx does not know; an IR version or
-an opset newer than it; map and opaque types; sparse tensors in attributes; attributes without a type; lists of strings
-that are not UTF-8; element types unknown to the IR; device configurations below IR version 11; value_info of functions
-below IR version 10; graphs as defaults of function attributes. Refused as `InputError`: names defined twice, repeated
-keys, opset imports or attributes, initializers without a name, external data that are missing, short, or outside the
-model's folder.
+Refused as `UnsupportedError`, valid though they may be: fields that the installed onnx does not know; an IR version
+or an opset newer than it; map and opaque types; sparse tensors in attributes; attributes without a type; lists of
+strings that are not UTF-8; element types unknown to the IR; device configurations below IR version 11; value_info of
+functions below IR version 10; graphs as defaults of function attributes. Refused as `InputError`: names defined
+twice, repeated keys, opset imports or attributes, initializers without a name, tensors without an element type,
+external data that are missing, short, or outside the model's folder.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def open_model(source: Source, *, base_dir: str | os.PathLike[str] | None = None
     """Bring a model in.
 
     Args:
-        source: A message, a serialized model, or the path of one.
+        source: A message, a serialized model, or the path of one. A message must not be changed while its model is in
+            use.
         base_dir: Folder of the external data of a message or of bytes. Without it such a model can come and go, but its
             external weights cannot be read. A path is its own folder.
 

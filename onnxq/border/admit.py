@@ -36,6 +36,7 @@ _VALUE_FIELDS = {
 }
 _COMMON_FIELDS = {"name", "type", "doc_string"}
 _MESSAGE_VALUES = {"t", "g", "tp"}
+_STRING_FIELDS = {"name", "dims", "data_type", "string_data", "doc_string", "metadata_props", "data_location"}
 _ELEMENT_TYPES = frozenset(int(t) for t in ir.DataType)
 _FUNCTION_VALUE_INFO_IR = 10
 _CONFIGURATION_IR = 11
@@ -73,7 +74,7 @@ class Admission:
         self._graph(model.graph, "")
         for function in model.functions:
             self._function(function)
-        _unique([(f.domain, f.name, f.overload) for f in model.functions], "local function", "the model")
+        _unique([f"{f.domain}::{f.name}:{f.overload}" for f in model.functions], "local function", "the model")
 
     def _opsets(self, imports: Iterable[onnx.OperatorSetIdProto], where: str) -> None:
         known = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": onnx.defs.onnx_ml_opset_version()}
@@ -89,6 +90,7 @@ class Admission:
 
     def _metadata(self, owner: Any, where: str) -> None:
         if owner.metadata_props:
+            _texts([e.value for e in owner.metadata_props], where)
             _unique([e.key for e in owner.metadata_props], "metadata key", where)
 
     def _graph(self, graph: GraphProto, path: str) -> None:
@@ -102,6 +104,9 @@ class Admission:
                 raise InputError(f"{where}: {kind} number {names.index('')} has no name")
         _unique(inputs, "input", where)
         _unique(tensors, "initializer", where)
+        outputs = {v.name: v for v in graph.output}
+        if len(outputs) < len(graph.output) and any(v != outputs[v.name] for v in graph.output):
+            raise InputError(f"{where}: an output is listed twice, with different types or texts")
         for tensor in graph.initializer:
             self._tensor(tensor, where)
         for sparse in graph.sparse_initializer:
@@ -116,6 +121,7 @@ class Admission:
 
     def _nodes(self, nodes: Iterable[NodeProto], defined: set[str], where: str, path: str) -> None:
         for index, node in enumerate(nodes):
+            _texts((node.name, node.op_type, node.domain, node.overload, *node.input, *node.output), where)
             for name in node.output:
                 if name and name in defined:
                     raise InputError(
@@ -133,8 +139,7 @@ class Admission:
                 raise InputError(f"{where}: a device configuration without id, or a sharding without tensor name")
         if node.device_configurations and self.model.ir_version < _CONFIGURATION_IR:
             raise UnsupportedError(f"{where}: device configurations need IR version {_CONFIGURATION_IR}")
-        if len(node.attribute) > 1:
-            _unique([a.name for a in node.attribute], "attribute", where)
+        _unique([a.name for a in node.attribute], "attribute", where)
         for attribute in node.attribute:
             self._attribute(attribute, where, f"{path}{node.name or node.op_type}/{attribute.name}/")
 
@@ -164,24 +169,27 @@ class Admission:
         elif field == "strings":
             for text in attribute.strings:
                 _utf8(text, where)
-        elif field == "tp":
-            self._type(attribute.tp, where)
-        elif field == "type_protos":
-            for one in attribute.type_protos:
+        elif field in ("tp", "type_protos"):
+            for one in [attribute.tp] if field == "tp" else attribute.type_protos:
+                if one.WhichOneof("value") is None:
+                    raise InputError(f"{where} is a type without a kind")
                 self._type(one, where)
 
     def _tensor(self, tensor: TensorProto, where: str) -> None:
         if tensor.data_type not in _ELEMENT_TYPES:
             raise _unknown_type(tensor.data_type, f"{where}: tensor '{tensor.name}'")
+        if tensor.data_type == TensorProto.UNDEFINED or min(tensor.dims, default=0) < 0:
+            raise InputError(f"{where}: tensor '{tensor.name}' has no element type, or a negative dimension")
         if tensor.data_location == TensorProto.EXTERNAL:
             self.external.append(tensor)
         if tensor.metadata_props:
             self._metadata(tensor, f"{where}: tensor '{tensor.name}'")
         if tensor.data_type == TensorProto.STRING:
-            if tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL:
-                raise InputError(f"{where}: tensor '{tensor.name}' of strings has raw or external data")
-            if tensor.HasField("segment"):
-                raise UnsupportedError(f"{where}: tensor '{tensor.name}' of strings comes in segments")
+            extra = {f.name for f, _ in tensor.ListFields()} - _STRING_FIELDS
+            if extra or tensor.data_location == TensorProto.EXTERNAL:
+                raise InputError(
+                    f"{where}: tensor '{tensor.name}' of strings has {', '.join(extra) or 'external data'}"
+                )
 
     def _sparse(self, sparse: onnx.SparseTensorProto, where: str) -> None:
         where = f"{where}: sparse initializer '{sparse.values.name}'"
@@ -219,6 +227,7 @@ class Admission:
 
     def _function(self, function: FunctionProto) -> None:
         where = f"function '{function.domain}::{function.name}'"
+        _texts((function.domain, function.name, function.overload), where)
         self._opsets(function.opset_import, where)
         self._metadata(function, where)
         if function.value_info and self.model.ir_version < _FUNCTION_VALUE_INFO_IR:
@@ -271,12 +280,19 @@ def refuse_unknown_fields(message: Message, where: str = "the model", *, deep: b
                 refuse_unknown_fields(inner, f"{where}: {field.name} '{name}'" if name else where)
 
 
-def _unique(names: Sequence[Any], what: str, where: str) -> None:
-    if len(set(names)) == len(names):
-        return
-    twice = Counter(names).most_common(1)[0][0]
-    label = "::".join(twice) if isinstance(twice, tuple) else twice
-    raise InputError(f"{where}: {what} '{label}' occurs twice; the IR would keep one of them")
+def _unique(names: Sequence[str], what: str, where: str) -> None:
+    _texts(names, where)
+    if len(set(names)) != len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise InputError(f"{where}: {what} '{twice}' occurs twice; the IR would keep one of them")
+
+
+def _texts(texts: Iterable[str], where: str) -> None:
+    """Refuse text that is not UTF-8: protobuf hands it out as bytes, and takes no such bytes back."""
+    try:
+        "".join(texts)
+    except TypeError:
+        raise UnsupportedError(f"{where}: a name or text that is not UTF-8") from None
 
 
 def _unknown_type(number: int, where: str) -> UnsupportedError:

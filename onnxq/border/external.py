@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx_ir as ir
@@ -80,11 +81,7 @@ class Folder:
 
 
 def _bytes_of(tensor: TensorProto) -> int:
-    if tensor.data_type == TensorProto.UNDEFINED or any(d < 0 for d in tensor.dims):
-        raise InputError(f"tensor '{tensor.name}' has external data, but no element type or a negative dimension")
-    bits = ir.DataType(tensor.data_type).bitwidth
-    for dim in tensor.dims:
-        bits *= dim
+    bits: int = ir.DataType(tensor.data_type).bitwidth * math.prod(tensor.dims)
     return -(-bits // 8)
 
 

@@ -6,17 +6,18 @@ import io
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, TensorProto
 
 from onnxq.border import outgoing
 from onnxq.border.model import Left
 from onnxq.border.outgoing import Slot
-from onnxq.border.tensors import Elsewhere, drop_data, payload_size
+from onnxq.border.tensors import Elsewhere, RecordTensor, drop_data, payload_size
 from onnxq.border.wire import MARK_BYTES, mark, splice
 from onnxq.errors import InputError, OnnxqError, OptionError
 
@@ -123,6 +124,11 @@ def set_external(record: TensorProto, location: str, offset: int, length: int) -
 
 def _write_tensor(tensor: ir.TensorProtocol, sink: BinaryIO) -> None:
     start, size = sink.tell(), payload_size(tensor)
+    while isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, RecordTensor):
+        tensor = tensor.raw()
+    if isinstance(tensor, ir.Tensor) and not tensor.numpy().flags.c_contiguous:
+        # NumPy writes such arrays value by value, four times slower than a copy and a write.
+        tensor = ir.Tensor(np.ascontiguousarray(tensor.numpy()), dtype=tensor.dtype)
     cast("Any", tensor).tofile(sink)
     if sink.tell() - start != size:
         raise InputError(
@@ -154,8 +160,9 @@ def replacing(*targets: Path) -> Iterator[list[BinaryIO]]:
     except BaseException:
         for path in temporary.values():
             path.unlink(missing_ok=True)
-        for folder in made:
-            folder.rmdir()
+        with suppress(OSError):  # somebody else may use them by now
+            for folder in made:
+                folder.rmdir()
         raise
 
 

@@ -15,12 +15,13 @@ from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
 from onnxq.border.wire import marked
 from onnxq.diagnostics import Diagnostic, Place, Severity
 from onnxq.errors import InputError, UnsupportedError
-from onnxq.look import nested_graphs
+from onnxq.look import all_graphs, nested_graphs
 
 # Keys of `meta`, the store of the IR that is never serialized but stays with an object and its clones.
 LEFT_KEY = "onnxq.left"
 ANNOTATIONS_KEY = "onnxq.annotations"
 VALUE_INFO_KEY = "onnxq.value_info"
+BOTH_KEY = "onnxq.input_and_output"
 
 
 @dataclass
@@ -41,7 +42,9 @@ class Left:
 
     def note(self, code: str, value: str, why: str) -> None:
         """Say what was done to the model at the border."""
-        self.notes.append(Diagnostic(code, why, Severity.WARNING, Place(value=value), {}, "border"))
+        diagnostic = Diagnostic(code, why, Severity.WARNING, Place(value=value), {}, "border")
+        if diagnostic not in self.notes:
+            self.notes.append(diagnostic)
 
 
 def left_of(model: ir.Model) -> Left:
@@ -65,11 +68,14 @@ def build(incoming: Incoming) -> ir.Model:
         incoming.mark(record, _external(record, incoming))
     for graph in admission.graphs:
         _densify(graph, incoming)
+        _drop_output_info(graph)
     _keep_training(shell, left, incoming)
     try:
         model = ir.from_proto(shell)
     except Exception as error:
-        raise UnsupportedError(f"onnx-ir cannot hold this model: {_cause(error)}") from error
+        cause = root_cause(error)
+        what = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        raise UnsupportedError(f"onnx-ir cannot hold this model: {what}") from error
     _attach(model, incoming)
     bodies = [g for f in model.functions.values() for g in nested_graphs(f.graph) if g is not f.graph]
     for ir_graph, graph in zip([*nested_graphs(model.graph), *bodies], admission.graphs, strict=True):
@@ -98,6 +104,15 @@ def _densify(graph: GraphProto, incoming: Incoming) -> None:
         stand_in = graph.initializer.add(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
         incoming.mark(stand_in, lambda _, kept=kept: SparseTensor(kept))  # type: ignore[misc]
     del graph.sparse_initializer[:]
+
+
+def _drop_output_info(graph: GraphProto) -> None:
+    """Remove value_info of graph outputs: the IR would mix it with what the output says of itself."""
+    outputs = {v.name for v in graph.output}
+    if any(v.name in outputs for v in graph.value_info):
+        kept = [v for v in graph.value_info if v.name not in outputs]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
 
 
 def _keep_training(shell: ModelProto, left: Left, incoming: Incoming) -> None:
@@ -144,12 +159,11 @@ def _attach(model: ir.Model, incoming: Incoming) -> None:
     def renew(attributes: MutableMapping[str, ir.Attr]) -> None:
         for name, attr in attributes.items():
             if attr.type == ir.AttributeType.TENSOR and not attr.is_ref():
-                attributes[name] = ir.AttrTensor(name, tensor_of(attr.as_tensor()), attr.doc_string)
+                attributes[name] = ir.AttrTensor(name, tensor_of(attr.value), attr.doc_string)
             elif attr.type == ir.AttributeType.TENSORS and not attr.is_ref():
-                attributes[name] = ir.AttrTensors(name, [tensor_of(t) for t in attr.as_tensors()], attr.doc_string)
+                attributes[name] = ir.AttrTensors(name, [tensor_of(t) for t in attr.value], attr.doc_string)
 
-    graphs = [*nested_graphs(model.graph), *(g for f in model.functions.values() for g in nested_graphs(f.graph))]
-    for graph in graphs:
+    for graph in all_graphs(model):
         for value in graph.initializers.values():
             if value.const_value is not None:
                 value.const_value = tensor_of(value.const_value)
@@ -161,23 +175,28 @@ def _attach(model: ir.Model, incoming: Incoming) -> None:
 
 
 def _remember(graph: ir.Graph, proto: GraphProto, left: Left) -> None:
-    """Keep what the IR forgets: which initializers had a value_info, and annotations of tensors that do not exist."""
+    """Keep what the IR forgets: which initializers had a value_info, annotations of tensors that do not exist, and the
+    two descriptions of an input that is an output as well."""
+    outputs = {v.name: v for v in proto.output}
+    for value, info in zip(graph.inputs, proto.input, strict=True):
+        if info.name in outputs and info != outputs[info.name]:
+            value.meta[BOTH_KEY] = (ir.to_proto(value), info, outputs[info.name])
     for info in proto.value_info:
-        value = graph.initializers.get(info.name)
-        if value is None or value.is_graph_input() or value.const_value is None:
+        known = graph.initializers.get(info.name)
+        if known is None or known.is_graph_input() or known.const_value is None:
             continue
-        value.meta[VALUE_INFO_KEY] = True
-        if not describes(value, value.const_value):
+        known.meta[VALUE_INFO_KEY] = True
+        if not describes(known, known.const_value):
             left.note(
                 "stale-value-info",
                 info.name,
                 f"value_info of initializer '{info.name}' contradicts its tensor, and the tensor is right",
             )
-            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape.numpy())
+            known.type, known.shape = ir.TensorType(known.const_value.dtype), ir.Shape(known.const_value.shape.numpy())
     if proto.quantization_annotation:
-        known = {*(v.name for v in proto.input), *(t.name for t in proto.initializer)}
-        known.update(name for node in proto.node for name in node.output)
-        loose = [a for a in proto.quantization_annotation if a.tensor_name not in known]
+        names = {*(v.name for v in proto.input), *(t.name for t in proto.initializer)}
+        names.update(name for node in proto.node for name in node.output)
+        loose = [a for a in proto.quantization_annotation if not (a.tensor_name in names and len(a.ListFields()) > 1)]
         if loose:
             graph.meta[ANNOTATIONS_KEY] = loose
 
@@ -194,8 +213,8 @@ def describes(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     )
 
 
-def _cause(error: BaseException) -> str:
-    """The innermost error, with its kind."""
+def root_cause(error: BaseException) -> BaseException:
+    """The innermost error; those of the IR's reader and writer are nested as deep as the model."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return error

@@ -10,10 +10,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import onnx_ir as ir
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
 
-from onnxq.border.model import ANNOTATIONS_KEY, VALUE_INFO_KEY, Left, describes
+from onnxq.border.model import ANNOTATIONS_KEY, BOTH_KEY, VALUE_INFO_KEY, Left, describes, root_cause
 from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
+from onnxq.errors import UnsupportedError
 
 # Where `onnx_ir` keeps the quantization annotation of a value.
 _IR_ANNOTATION_KEY = "quant_parameter_tensor_names"
@@ -43,7 +53,12 @@ class Slot(NamedTuple):
 def shell(model: ir.Model, left: Left) -> tuple[ModelProto, list[Slot]]:
     """The message without the data of most tensors, and slots for all that are large or have none yet, in order."""
     writer = _Writer(model)
-    out = writer.model()
+    try:
+        out = writer.model()
+    except (UnicodeDecodeError, ir.serde.SerdeError) as error:
+        if not isinstance(cause := root_cause(error), UnicodeDecodeError):
+            raise
+        raise UnsupportedError(f"the model has a text that is not UTF-8: {cause.object!r}") from error
     names = {*(v.name for v in model.graph.inputs), *model.graph.initializers}
     names.update(v.name for node in model.graph for v in node.outputs)
     if left.training_names <= names:
@@ -78,7 +93,7 @@ class _Writer:
         _texts(graph, out)
         _entries(graph.metadata_props, out.metadata_props)
         for value in graph.inputs:
-            ir.serde.serialize_value_into(out.input.add(), value)
+            _boundary(value, 0, out.input.add())
         inputs = set(graph.inputs)
         for value in graph.initializers.values():
             self.initializer(value, out)
@@ -90,7 +105,7 @@ class _Writer:
                 if value.name and not value.is_graph_output() and _says_something(value):
                     ir.serde.serialize_value_into(out.value_info.add(), value)
         for value in graph.outputs:
-            ir.serde.serialize_value_into(out.output.add(), value)
+            _boundary(value, 1, out.output.add())
         _annotations(graph, out)
 
     def initializer(self, value: ir.Value, out: GraphProto) -> None:
@@ -154,9 +169,9 @@ class _Writer:
                     self.graph(graph, out.graphs.add())
             elif kind == ir.AttributeType.TENSOR:
                 out.t.SetInParent()
-                self.tensor(attr.as_tensor(), out.t)
+                self.tensor(attr.value, out.t)
             else:
-                for tensor in attr.as_tensors():
+                for tensor in attr.value:
                     self.tensor(tensor, out.tensors.add())
         else:
             ir.serde.serialize_attribute_into(out, attr)
@@ -226,6 +241,14 @@ def _entries(props: Mapping[str, str], out: Any) -> None:
 
 def _says_something(value: ir.Value) -> bool:
     return bool(value.type is not None or value.shape is not None or value.metadata_props or value.doc_string)
+
+
+def _boundary(value: ir.Value, side: int, out: ValueInfoProto) -> None:
+    """Describe an input (side 0) or output (side 1); what is both keeps two descriptions until a pass changes it."""
+    ir.serde.serialize_value_into(out, value)
+    both = value.meta.get(BOTH_KEY)
+    if both and out == both[0]:
+        out.CopyFrom(both[1 + side])
 
 
 def _initializer_info(value: ir.Value, out: GraphProto) -> None:

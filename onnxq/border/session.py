@@ -46,7 +46,9 @@ def session_model(model: ir.Model, folder: Path) -> tuple[Path, dict[str, str]]:
     moved: list[Slot] = []
     for slot in slots:
         payload = slot.tensor.payload if isinstance(slot.tensor, RecordTensor) else None
-        if isinstance(payload, FileSpan) and intact.setdefault(payload.file, payload.file.in_place()):
+        if isinstance(payload, FileSpan) and payload.file not in intact:
+            intact[payload.file] = payload.file.in_place()
+        if isinstance(payload, FileSpan) and intact[payload.file]:
             location = payload.file.path.relative_to(root).as_posix()
             set_external(slot.record, location, payload.offset, payload.size)
         else:

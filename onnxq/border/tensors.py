@@ -138,7 +138,7 @@ def payload_size(tensor: ir.TensorProtocol) -> int:
     """Bytes of ``raw_data`` that the tensor writes."""
     if isinstance(tensor, RecordTensor) and tensor.payload is not None:
         return tensor.payload.size
-    return 0 if tensor.dtype == ir.DataType.UNDEFINED else tensor.nbytes
+    return tensor.nbytes
 
 
 def drop_data(out: TensorProto) -> None:
@@ -149,26 +149,23 @@ def drop_data(out: TensorProto) -> None:
 
 def _decode(record: TensorProto, payload: Payload | None) -> ir.TensorProtocol:
     dtype, dims = ir.DataType(record.data_type), tuple(record.dims)
-    if dtype == ir.DataType.UNDEFINED or min(dims, default=0) < 0:
-        raise _misfit(record, "no element type, or a negative dimension")
     size = -(-dtype.bitwidth * math.prod(dims) // 8)
-    given = _raw_size(record, payload)
+    data = None if payload is None else payload.view()
+    given = _raw_size(record) if data is None else len(data)
     if given is not None and given != size:
         raise _misfit(record, f"{given} bytes instead of {size}")
-    if payload is not None and dtype.bitwidth >= 8:
+    if data is not None and dtype.bitwidth >= 8:
         plain = dtype.numpy().newbyteorder("<")
-        return ir.Tensor(np.frombuffer(payload.view(), plain).reshape(dims), dtype=dtype)
-    if payload is not None:
-        record = TensorProto(dims=dims, data_type=record.data_type, raw_data=bytes(payload.view()))
+        return ir.Tensor(np.frombuffer(data, plain).reshape(dims), dtype=dtype)
+    if data is not None:
+        record = TensorProto(dims=dims, data_type=record.data_type, raw_data=bytes(data))
     array = _of_record(record, "numpy")
     array.flags.writeable = False
     return ir.Tensor(array, dtype=dtype)
 
 
-def _raw_size(record: TensorProto, payload: Payload | None) -> int | None:
+def _raw_size(record: TensorProto) -> int | None:
     """Bytes of raw data; 0 when there are no data at all, None when they are in typed fields."""
-    if payload is not None:
-        return payload.size
     if record.HasField("raw_data"):
         return len(record.raw_data)
     return None if any(len(getattr(record, name)) for name in DATA_FIELDS) else 0
