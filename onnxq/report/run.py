@@ -28,7 +28,7 @@ def to_json(report: Report) -> dict[str, Any]:
     """The report as JSON-able data with stable keys.
 
     ``report.tables`` may hold ``plan`` (as `onnxq.planfile.plan_json` makes it) and ``weights`` (``before`` and
-    ``after``, in bytes); what is there becomes ``layers``, ``summary`` and ``weights``.
+    ``after``, in bytes); they become ``layers``, ``summary`` and ``weights``. Any other table is copied.
     """
     nodes = _nodes(report)
     notes: dict[str, list[Diagnostic]] = {}
@@ -47,6 +47,7 @@ def to_json(report: Report) -> dict[str, Any]:
             for code, group in sorted(notes.items())
         ],
         "layers": {name: _plain(node) for name, node in sorted(nodes.items())},
+        "tables": {k: _plain(t) for k, t in sorted(report.tables.items()) if k not in ("plan", "weights")},
     }
 
 

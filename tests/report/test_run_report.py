@@ -62,6 +62,12 @@ def test_json_holds_plain_numbers_only():
     assert numbers == {"inf": "inf", "array": [0, 1], "scalar": 3, "nan": "nan"}
 
 
+def test_json_copies_other_tables():
+    assert to_json(Report(tables={"compare-each": [{"step": "a", "error": np.float32(0.5)}]}))["tables"] == {
+        "compare-each": [{"step": "a", "error": 0.5}]
+    }
+
+
 def test_text():
     text = to_text(report())
     lines = [" ".join(line.split()) for line in text.splitlines()]
