@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxq.errors import OptionError, near
@@ -146,6 +147,8 @@ class Range:
         seen_hi: Largest finite value seen.
         sqnr_db: Expected signal to quantization noise at the planned type and [lo, hi], in dB, where the observer
             keeps a histogram; None otherwise.
+        size: Values in a sample, on average; 0 where nobody counted.
+        candidates: Other (lo, hi) that may be better, by method, where calibration was asked for several.
     """
 
     lo: float
@@ -153,30 +156,43 @@ class Range:
     seen_lo: float
     seen_hi: float
     sqnr_db: float | None = None
+    size: float = 0.0
+    candidates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, float]:
-        """A JSON-able form."""
-        out = {"lo": self.lo, "hi": self.hi, "seen_lo": self.seen_lo, "seen_hi": self.seen_hi}
+        """A JSON-able form; the candidates are for the run that found them and are left out."""
+        out = {"lo": self.lo, "hi": self.hi, "seen_lo": self.seen_lo, "seen_hi": self.seen_hi, "size": self.size}
         return out if self.sqnr_db is None else {**out, "sqnr_db": self.sqnr_db}
 
 
 @dataclass
 class Ranges(Fact):
-    """Calibrated ranges, and the values that are infinite by construction (reason in words)."""
+    """What calibration found.
+
+    Attributes:
+        of: Ranges.
+        infinite: Values that are infinite by construction, with the reason.
+        samples: Number of samples behind it.
+        method: Method and parameter, in words.
+        means: Mean over all samples of each channel, float64, by value and (non-negative) axis; only where asked for.
+    """
 
     of: dict[ir.Value, Range] = field(default_factory=dict)
     infinite: dict[ir.Value, str] = field(default_factory=dict)
     samples: int = 0
     method: str = "minmax"
+    means: dict[ir.Value, dict[int, np.ndarray[Any, Any]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration cache: ranges by value name, sorted."""
+        """The calibration cache: everything by value name, sorted."""
+        means = {v.name or "": {str(k): m.tolist() for k, m in sorted(by.items())} for v, by in self.means.items()}
         return {
             "format": "onnxq-ranges-1",
             "method": self.method,
             "samples": self.samples,
             "ranges": {k: r.to_json() for k, r in sorted((v.name or "", r) for v, r in self.of.items())},
             "infinite": dict(sorted((v.name or "", why) for v, why in self.infinite.items())),
+            **({"means": dict(sorted(means.items()))} if means else {}),
         }
 
     @classmethod
@@ -197,12 +213,16 @@ class Ranges(Fact):
                 )
             return names[name]
 
-        return cls(
-            {find(k): Range(**r) for k, r in data["ranges"].items()},
-            {find(k): why for k, why in data.get("infinite", {}).items()},
-            int(data.get("samples", 0)),
-            str(data.get("method", "")),
-        )
+        try:
+            return cls(
+                {find(k): Range(**r) for k, r in data["ranges"].items()},
+                {find(k): why for k, why in data.get("infinite", {}).items()},
+                int(data.get("samples", 0)),
+                str(data.get("method", "")),
+                {find(k): {int(a): np.array(m) for a, m in by.items()} for k, by in data.get("means", {}).items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise OptionError(f"the calibration cache is damaged: {error}") from error
 
 
 @dataclass

@@ -84,3 +84,14 @@ def channel_axis(node: ir.Node, index: int, rank: int) -> int | None:
     if slot is None or rank == 0 or (node.op_type == "MatMul" and rank == 1):
         return None
     return slot.channel_axis(node, rank)
+
+
+def input_channel_axis(node: ir.Node, index: int, rank: int) -> int | None:
+    """Axis of activation input ``index``, of ``rank`` dimensions, that holds the input channels; None if none does."""
+    if index == 0 and (node.domain, node.op_type) in (("", "Conv"), ("", "ConvTranspose")):
+        return 1 if rank > 1 else None
+    row = info(node)
+    slot = row.slot(index) if row and node.op_type in ("MatMul", "Gemm") else None
+    if slot is None or slot.contraction_axis is None or rank == 0:
+        return None
+    return slot.contraction_axis(node, rank)
