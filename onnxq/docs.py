@@ -1,4 +1,4 @@
-"""The reference of passes and recipes, made from their docstrings and descriptions: ``python -m onnxq.docs FOLDER``."""
+"""The reference of passes and recipes, made from their docstrings: ``python -m onnxq.docs [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -117,4 +117,4 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1], "passes.md").write_text(reference(Registry()), encoding="utf-8")
+    Path(*sys.argv[1:2] or ["docs"], "passes.md").write_text(reference(Registry()), encoding="utf-8")

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 GROUP = "onnxq.passes"
 HERE = Path(__file__).parent
+_LOADING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,11 @@ def _loader(module: str, path: Path | None, name: str) -> Callable[[], Any]:
 
 def _run_file(module: str, path: Path) -> ModuleType:
     """Import a file under a name of its own, once per process, like any module."""
-    if module in sys.modules:
-        return sys.modules[module]
+    with _LOADING:
+        return sys.modules.get(module) or _execute(module, path)
+
+
+def _execute(module: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnxq.look import bodies
+from onnxq.look import all_graphs, bodies
 
 SMALL = 1024
-"""Initializers up to this many bytes go to the checker; larger ones are only declared."""
+"""Tensors up to this many bytes go to the checker as they are."""
 
 
 def verify(model: ir.Model) -> tuple[str | None, bytes]:
@@ -55,18 +56,27 @@ def fingerprint(message: ModelProto) -> bytes:
 
 
 def weight_free(model: ir.Model) -> ModelProto:
-    """A message with the large initializers of the main graph turned into inputs; the model stays as it is."""
+    """A message in which large tensors are empty and say their shape in the doc string; the model stays as it is."""
     copy = model.clone()
-    graph = copy.graph
-    for name, value in tuple(graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is not None and tensor.nbytes > SMALL:
-            value.type = value.type or ir.TensorType(tensor.dtype)
-            value.shape = value.shape or ir.Shape(tensor.shape.numpy())
-            del graph.initializers[name]
-            if not value.is_graph_input():
-                graph.inputs.append(value)
+    for graph in all_graphs(copy):
+        for value in graph.initializers.values():
+            if value.const_value is not None and _large(value.const_value):
+                value.const_value = _emptied(value.const_value)
+        for node in graph:
+            for attr in tuple(node.attributes.values()):
+                if attr.type == ir.AttributeType.TENSOR and not attr.is_ref() and _large(attr.as_tensor()):
+                    node.attributes[attr.name] = ir.AttrTensor(attr.name, _emptied(attr.as_tensor()))
     return ir.to_proto(copy)
+
+
+def _large(tensor: ir.TensorProtocol) -> bool:
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
+
+
+def _emptied(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    dims = tensor.shape.numpy()
+    empty = np.empty((0, *dims[1:]), tensor.dtype.numpy())
+    return ir.Tensor(empty, dtype=tensor.dtype, name=tensor.name, doc_string=str(dims))
 
 
 def _dangling(graph: ir.Graph, known: set[ir.Value]) -> str | None:

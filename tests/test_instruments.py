@@ -170,12 +170,17 @@ def test_checks_read_no_large_weight_and_leave_the_model_alone() -> None:
     def read() -> ir.TensorProtocol:
         raise AssertionError("the weight was read")
 
+    def lazy(dtype: ir.DataType) -> ir.LazyTensor:
+        return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape([1024, 8]), name="w")
+
     m = model(width=1024)
-    m.graph.initializers["w"].const_value = ir.LazyTensor(
-        read, dtype=ir.DataType.FLOAT, shape=ir.Shape([1024]), name="w"
-    )
+    m.graph.initializers["w"].const_value = lazy(ir.DataType.FLOAT)
+    m.graph.append(ir.node("Constant", [], attributes={"value": lazy(ir.DataType.INT4)}, name="c"))
     assert verify(m)[0] is None and verify(m) == verify(m)
     assert list(m.graph.initializers) == ["w"] and interface(m) == (("v0",), ("v2",))
+    before = verify(m)
+    m.graph.initializers["w"].const_value = lazy(ir.DataType.FLOAT16)
+    assert verify(m) != before, "another type or shape is a change"
 
 
 def test_inputs_with_a_default_are_not_part_of_the_interface() -> None:
