@@ -177,14 +177,15 @@ def become_initializer(output: ir.Value, data: Array | ir.TensorProtocol) -> ir.
 def replace_initializer(
     value: ir.Value, data: Array | ir.TensorProtocol, namer: Namer, where: Where | None = None
 ) -> ir.Value:
-    """Give the uses of an initializer (all, or those that ``where`` accepts) another tensor.
+    """Give the uses of an initializer or Constant output (all, or those that ``where`` accepts) another tensor.
 
     The new value takes the old one's name and place when nothing else holds on to the old one; else the old one stays
     and the new one gets a fresh name. It is always a new `ir.Value`: type and shape follow the new tensor.
     """
     graph = graph_of(value)
     chosen = [edge for edge in uses(value) if where is None or where(edge)]
-    stays = value.is_graph_input() or value.is_graph_output() or len(chosen) < len(value.uses())
+    stays = not value.is_initializer() or value.is_graph_input() or value.is_graph_output()
+    stays = stays or len(chosen) < len(value.uses())
     new = _initializer(namer(value.name or "constant") if stays else value.name or "constant", data)
     new.metadata_props.update(value.metadata_props)
     new.doc_string = value.doc_string
