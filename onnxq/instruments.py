@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnxq import border
 from onnxq.calibration.sources import Source, open_source
 from onnxq.context import Context
+from onnxq.diagnostics import Severity
 from onnxq.errors import InputError, OptionError, PassFailed, near
 from onnxq.facts import Feeds
 from onnxq.passbase import Instrument, Pipeline, Step, flatten, step_name
@@ -114,10 +115,10 @@ class VerifyEach(Instrument):
 class CompareEach(Instrument):
     """Run the model before and after each step that changed it, with true semantics; how far are the outputs apart?
 
-    Samples are those of the run (`onnxq.facts.Feeds`), else random ones.
-    Rows go to ``report.tables["compare-each"]``: the step, its worst output, the largest absolute error there against
-    the model before the step, the same relative to the largest absolute value of the reference, and the largest
-    relative error against the very first model.
+    Samples are those of the run (`onnxq.facts.Feeds`), else random ones. Rows go to ``report.tables["compare-each"]``:
+    the step, its worst output, the largest absolute error there against the model before the step, the same relative to
+    the largest absolute value of the reference, and the largest relative error against the first model that ran. A
+    model that onnxruntime cannot run (an old opset, say) is a note, and the comparison goes on with the next one.
 
     Args:
         samples: How many to use.
@@ -138,27 +139,31 @@ class CompareEach(Instrument):
         if self._feeds is None:
             given = ctx.maybe(Feeds)
             self._feeds = given.source if given else open_source("random", model, samples=self._samples, seed=ctx.seed)
-            self._first = self._last = self._run(model, ctx)
+            self._first = self._last = self._run(model, ctx, f"before {step_name(step)}")
 
     def after(self, step: Step, model: ir.Model, ctx: Context, changed: bool) -> None:
         """Run the changed model and compare."""
         if not changed:
             return
-        now = self._run(model, ctx)
-        names = [value.name or "" for value in model.graph.outputs]
-        errors = [_error([s[i] for s in self._last], [s[i] for s in now]) for i in range(len(names))]
-        total = [_error([s[i] for s in self._first], [s[i] for s in now])[1] for i in range(len(names))]
-        worst = max(range(len(names)), key=lambda i: errors[i][1], default=None)
-        if worst is not None:
-            row = {"step": step_name(step), "output": names[worst], "max_error": errors[worst][0]}
+        before, self._last = self._last, self._run(model, ctx, f"after {step_name(step)}")
+        self._first = self._first or self._last
+        if before and self._last and model.graph.outputs:
+            errors = [_error(*pair) for pair in zip(_by_output(before), _by_output(self._last), strict=True)]
+            total = [_error(*pair)[1] for pair in zip(_by_output(self._first), _by_output(self._last), strict=True)]
+            worst = max(range(len(errors)), key=lambda i: errors[i][1])
+            row = {"step": step_name(step), "output": model.graph.outputs[worst].name, "max_error": errors[worst][0]}
             row |= {"relative": errors[worst][1], "total_relative": max(total)}
             ctx.report.tables.setdefault("compare-each", []).append(row)
-        self._last = now
 
-    def _run(self, model: ir.Model, ctx: Context) -> list[list[Array]]:
+    def _run(self, model: ir.Model, ctx: Context, when: str) -> list[list[Array]]:
+        """Outputs by sample; nothing if the model does not run."""
         runtime = Runtime(true_semantics=True, custom_op_library=ctx.custom_op_library)
-        with open_session(model, runtime) as session:
-            return [session.run(feeds) for feeds in islice(iter(self._feeds or ()), self._samples)]
+        try:
+            with open_session(model, runtime) as session:
+                return [session.run(feeds) for feeds in islice(iter(self._feeds or ()), self._samples)]
+        except InputError as error:
+            ctx.note("not-comparable", None, f"{when}: {error}", Severity.WARNING)
+            return []
 
 
 class Reproducer(Instrument):
@@ -226,6 +231,10 @@ def _error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, f
         worst = max(worst, float(np.max(np.nan_to_num(gap, nan=np.inf), initial=0.0)))
         scale = max(scale, float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)))
     return worst, worst / scale if scale else (0.0 if worst == 0 else float("inf"))
+
+
+def _by_output(runs: list[list[Array]]) -> list[tuple[Array, ...]]:
+    return list(zip(*runs, strict=True))
 
 
 def _arrays(values: Sequence[Any]) -> list[Array]:

@@ -209,6 +209,27 @@ def test_compare_each_makes_inputs_when_there_are_none() -> None:
     assert ctx.report.tables["compare-each"][0]["max_error"] == pytest.approx(6.0)
 
 
+def test_a_model_that_does_not_run_is_a_note_and_the_comparison_goes_on() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Opset(Pass):
+        name = "opset"
+        to: int
+
+        def run(self, model: ir.Model, ctx: Context) -> bool:
+            model.graph.opset_imports[""] = self.to
+            return True
+
+    ctx, m = Context(), model()
+    m.graph.opset_imports[""] = 6  # onnxruntime has no Add of opset 6
+    Pipeline(steps=(Scale(by=2), Opset(to=17), Scale(by=2)), instruments=(CompareEach(),)).run(m, ctx)
+    assert [note.message.partition(":")[0] for note in ctx.report.of("not-comparable")] == [
+        "before scale",
+        "after scale",
+    ]
+    # w = 2 * (0..3) at first; doubling adds 2 w to y, at most 12.
+    assert [row["max_error"] for row in ctx.report.tables["compare-each"]] == [pytest.approx(12.0)]
+
+
 def test_a_reproducer_holds_what_is_needed_to_fail_again(tmp_path: Path) -> None:
     (tmp_path / "boom.py").write_text("def boom(model, *, text: str = 'x'):\n    raise KeyError(text)\n")
     (tmp_path / "tidy.py").write_text("def tidy(model):\n    model.doc_string = 'tidy'\n")
