@@ -94,5 +94,5 @@ def _sources(value: ir.Value) -> list[ir.Value]:
         return []
     out = [v for v in node.inputs if v is not None]
     for body in bodies(node):
-        out += body.outputs
+        out.extend(body.outputs)
     return [v for v in out if v.dtype in _FLOATS]

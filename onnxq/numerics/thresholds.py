@@ -134,6 +134,9 @@ class _Sums:
             counts[zero] = min(counts[zero], beside.max())
         share = counts / max(counts.sum(), 1)
         self._share = share
+        # What an empty level is taken to hold where values were cut off into it; with nothing, a single one of them
+        # would count as infinitely bad. As much of a value as in MXNet's calibration.
+        self._trace = 1e-4 / max(counts.sum(), 1)
         self._mass = np.append(0.0, np.cumsum(share))
         self._used = np.append(0, np.cumsum(share > 0))
         self._own = np.append(0.0, np.cumsum(_xlogx(share)))
@@ -158,13 +161,12 @@ class _Sums:
         seen[:, -1] += above
         used[:, 0] += (first == 0) & (below > 0)
         used[:, -1] += (last == 0) & (above > 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            spread = np.where(mass > 0, np.log(mass / np.maximum(used, 1)), -np.inf)
-            cross = np.where(seen > 0, seen * spread, 0.0).sum(axis=1) - np.log(kept)
-            out = own - cross
+        with np.errstate(divide="ignore"):
+            spread = np.log(np.maximum(mass, self._trace) / np.maximum(used, 1))
+            out = own - np.where(used > 0, seen * spread, 0.0).sum(axis=1) + np.log(kept)
         full = (start <= 0) & (end >= bins)
-        out[(size < self._levels) & ~full] = np.inf
-        return np.asarray(np.where(np.isnan(out), np.inf, out))
+        out[(kept == 0) | ((size < self._levels) & ~full)] = np.inf
+        return np.asarray(out)
 
 
 def _xlogx(p: Array) -> Array:

@@ -130,8 +130,8 @@ def reference_entropy_cost(h, lo, hi, levels):
         a, b = level * len(inside) // levels, (level + 1) * len(inside) // levels
         used = seen[a:b] > 0
         if used.any():
-            spread[a:b][used] = inside[a:b].sum() / used.sum()
-    p, q = seen / seen.sum(), spread / spread.sum()
+            spread[a:b][used] = max(inside[a:b].sum(), 1e-4) / used.sum()
+    p, q = seen / seen.sum(), spread / inside.sum()
     used = p > 0
     return np.inf if np.any(q[used] == 0) else float(np.sum(p[used] * np.log(p[used] / q[used])))
 
