@@ -37,9 +37,15 @@ class Edge:
 
 
 class Fact:
-    """Base of everything in a `Context`'s fact store."""
+    """Base of everything in a `Context`'s fact store.
+
+    Class attributes:
+        stays: Not about the graph, so never stale.
+        ask: How a caller gives this fact, for messages; empty for facts that passes make.
+    """
 
     stays: ClassVar[bool] = False
+    ask: ClassVar[str] = ""
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Goal(Fact):
     """What the caller asked for: target and options of the whole run; ``target`` decides what is legal."""
 
     stays: ClassVar[bool] = True
+    ask: ClassVar[str] = "a target (--target)"
     target: Target
 
 
@@ -55,6 +62,7 @@ class Feeds(Fact):
     """Calibration samples. ``source`` can be iterated more than once; each item is ``{input name: array}``."""
 
     stays: ClassVar[bool] = True
+    ask: ClassVar[str] = "samples (--data)"
     source: Source
 
 

@@ -27,6 +27,7 @@ class Count(Fact):
 @dataclass
 class Wish(Fact):
     stays = True
+    ask = "a wish (--wish)"
     text: str = ""
 
 
@@ -156,6 +157,17 @@ def test_a_writer_that_stands_later_is_named() -> None:
     inner = Pipeline(steps=(ReadCount(), CountNodes(), CountNodes()))
     with pytest.raises(FactError, match="; count-nodes writes it but stands later"):
         Pipeline(steps=(inner,)).run(model(), Context())
+
+
+def test_a_fact_that_only_the_caller_has_is_asked_for() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Grant(CountNodes):
+        reads = frozenset({Wish})
+
+    with pytest.raises(
+        FactError, match=r"count-nodes reads Wish, which no earlier step writes; give a wish \(--wish\)"
+    ):
+        Pipeline(steps=(Grant(),)).run(model(), Context())
 
 
 def test_facts_of_the_caller_count_as_written() -> None:
