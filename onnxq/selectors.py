@@ -110,7 +110,8 @@ def resolve(selectors: Iterable[str | Selector], model: ir.Model) -> dict[ir.Nod
     """
     from onnxq.look import all_nodes
 
-    parsed = [parse(s) if isinstance(s, str) else s for s in selectors]
+    given = list(selectors)
+    parsed = [parse(s) if isinstance(s, str) else s for s in given]
     exact = {s.text: i for i, s in enumerate(parsed) if s.kind == "name"}
     others = [(i, s) for i, s in enumerate(parsed) if s.kind != "name"]
     met: set[int] = set()
@@ -124,7 +125,7 @@ def resolve(selectors: Iterable[str | Selector], model: ir.Model) -> dict[ir.Nod
             out[node] = parsed[max(hits)]
     for i, selector in enumerate(parsed):
         if i not in met and not (selector.kind == "name" and exact[selector.text] in met):
-            raise OptionError(f"selector '{selector}' matches no node{_hint(selector, model)}")
+            raise OptionError(f"selector '{given[i]}' matches no node{_hint(selector, model)}")
     return out
 
 

@@ -124,6 +124,7 @@ def test_selectors_reach_into_bodies_and_functions() -> None:
         ("op:Cnov", r"did you mean Conv\?"),
         ("path:/layr1", "did you mean .*/layer1"),
         ("/layr1/*", "did you mean"),
+        ("/layr1/**", r"selector '/layr1/\*\*' matches no node; did you mean /layer1"),
         ("re:none", "matches no node"),
         ("op:FusedConv", "did you mean .*com.microsoft:FusedConv"),
     ],
