@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,9 +34,11 @@ class Calibrate(Pass):
     NaN, stops the run and names value and sample.
 
     Attributes:
-        method: ``minmax``, ``average`` (of each sample's ends), ``percentile``, ``entropy`` (KL divergence), ``mse``.
+        method: ``minmax``, ``average`` (of each sample's ends), ``percentile``, ``entropy`` (KL divergence), ``mse``,
+            or ``auto`` (``mse``, and the others as candidates for `spare-sensitive`).
         percentile: Share of the values to keep, in per cent, for method ``percentile``.
         bins: A histogram has more than this many bins.
+        ranges: File of a calibration cache to use instead of samples; its method counts, not ``method``.
         samples: Use at most this many of the samples.
         means: Also keep the mean of each input channel of layers with weights, for bias correction.
         memory: Megabytes that the observed values of one sample may take before they are observed in several passes.
@@ -47,12 +51,15 @@ class Calibrate(Pass):
     method: Method = "minmax"
     percentile: float = 99.99
     bins: int = BINS
+    ranges: str = ""
     samples: int | None = None
     means: bool = False
     memory: int = 1024
 
     def __post_init__(self) -> None:
         self._how()
+        if self.ranges:  # then no samples are read
+            object.__setattr__(self, "reads", frozenset({Plan}))
         for name, value in (("samples", self.samples), ("memory", self.memory)):
             if value is not None and value < 1:
                 raise OptionError(f"calibrate: {name} must be at least 1, got {value}")
@@ -62,7 +69,12 @@ class Calibrate(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Find the ranges; the graph stays as it is."""
-        plan, how = ctx.get(Plan), self._how()
+        plan = ctx.get(Plan)
+        ctx.put(_cached(self.ranges, plan, model, ctx) if self.ranges else self._observed(plan, model, ctx))
+        return False
+
+    def _observed(self, plan: Plan, model: ir.Model, ctx: Context) -> Ranges:
+        how = self._how()
         ranges = Ranges(method=str(how))
         observers: dict[ir.Value, Observer] = {}
         for value, spec in plan.activations.items():
@@ -81,8 +93,7 @@ class Calibrate(Pass):
             ranges.infinite, ranges.samples = run.infinite, run.samples
         self._conclude(plan, observers, ranges, ctx)
         ranges.means = {value: found.result() for value, found in means.items() if value not in ranges.infinite}
-        ctx.put(ranges)
-        return False
+        return ranges
 
     def _conclude(self, plan: Plan, observers: dict[ir.Value, Observer], ranges: Ranges, ctx: Context) -> None:
         for value, observer in observers.items():
@@ -96,6 +107,25 @@ class Calibrate(Pass):
             if found.seen_lo == found.seen_hi and not is_constant(value):
                 why = f"all its values were {found.seen_lo:g} in every sample: are the data what the model will see?"
                 ctx.note("constant-activation", value, why, Severity.WARNING, value=found.seen_lo)
+
+
+def _cached(file: str, plan: Plan, model: ir.Model, ctx: Context) -> Ranges:
+    """The ranges of a cache file; each planned value without one is noted."""
+    try:
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read the calibration cache {file}: {error}") from error
+    try:
+        ranges = Ranges.from_json(data, model)
+    except OptionError as error:
+        raise OptionError(f"{file}: {error}") from error
+    for value, spec in plan.activations.items():
+        if value in plan.fixed:
+            lo, hi = plan.fixed[value]
+            ranges.of[value] = Range(lo, hi, lo, hi)
+        elif not spec.dynamic and value not in ranges.of and value not in ranges.infinite:
+            ctx.note("no-range", value, f"the calibration cache {Path(file).name} does not have it", Severity.WARNING)
+    return ranges
 
 
 def _observable(value: ir.Value, model: ir.Model, ctx: Context) -> bool:

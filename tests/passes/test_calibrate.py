@@ -194,6 +194,36 @@ def test_the_cache_round_trips():
     assert again == ranges and again.method == "percentile 99.5"
 
 
+def test_a_cache_file_stands_in_for_samples(tmp_path):
+    model = load(RELU)
+    ranges, _ = calibrate(model, [np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)])
+    data = ranges.to_json()
+    del data["ranges"]["y"]
+    file = tmp_path / "ranges.json"
+    file.write_text(json.dumps(data))
+    step, ctx = Calibrate(ranges=str(file)), Context()
+    assert Feeds in Calibrate().reads and Feeds not in step.reads
+    plan = plan_all(model)
+    plan.fixed[model.graph.outputs[0]] = (0.0, 6.0)
+    run_step(step, model, ctx.put(plan))
+    found = by_name(ctx.get(Ranges))
+    assert found["x"] == by_name(ranges)["x"] and (found["z"].lo, found["z"].hi) == (0, 6)
+    (note,) = ctx.report.of("no-range")
+    assert note.place.value == "y" and note.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "cannot read"), ("{", "cannot read"), ("{}", "not a calibration")]
+)
+def test_cache_files_that_are_none(tmp_path, text, message):
+    file = tmp_path / "ranges.json"
+    if text is not None:
+        file.write_text(text)
+    model = load(RELU)
+    with pytest.raises(OptionError, match=rf"{message}.*|ranges\.json.*{message}"):
+        run_step(Calibrate(ranges=str(file)), model, Context().put(plan_all(model)))
+
+
 @pytest.mark.parametrize("damage", [{"ranges": None}, {"ranges": {"x": {"lo": 1}}}, {"ranges": {"x": {"nope": 1}}}])
 def test_damaged_cache(damage):
     with pytest.raises(OptionError, match="damaged"):
