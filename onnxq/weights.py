@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import constant_tensor
-from onnxq.numerics.affine import quantize
+from onnxq.numerics.affine import fake_quantize, quantize
 from onnxq.numerics.spec import Encoding, QType
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +35,17 @@ def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
     return ir.LazyTensor(
         lambda: as_tensor(quantize(source.numpy(), encoding), qtype),
         dtype=onnx_dtype(qtype),
+        shape=ir.Shape(source.shape.numpy()),
+    )
+
+
+def rounded_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
+    """The float weight as its integers decode."""
+    source = constant_tensor(value)
+    assert source is not None
+    return ir.LazyTensor(
+        lambda: ir.tensor(fake_quantize(source.numpy(), encoding, source.numpy().dtype)),
+        dtype=source.dtype,
         shape=ir.Shape(source.shape.numpy()),
     )
 

@@ -1,0 +1,150 @@
+"""Which layers cost most accuracy, and what leaving them float costs in time: a search over trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+
+from onnxq.encoding import activation_encoding, groups
+from onnxq.facts import Decision, Plan, Range
+from onnxq.layers import Layer, read_layer
+from onnxq.numerics.spec import Encoding
+from onnxq.planning import Planner
+from onnxq.targets import Target
+from onnxq.trial import Trial, decibels
+
+# Work of an elementwise op per value, in products: it moves memory, and so does the pair around it.
+ELEMENTWISE = 8
+# A step must take away this share of the noise to be worth a layer.
+WORTHWHILE = 0.01
+
+Ranges = Mapping[ir.Value, Range]
+
+
+@dataclass
+class Search:
+    """State of one search.
+
+    Attributes:
+        model: The prepared float model.
+        target: Rules of the runtime.
+        trial: Open trial session of the first plan.
+        ranges: Range of every planned value.
+        plan: The best plan so far.
+        noise: Its noise share.
+        runs: Plans tried so far.
+    """
+
+    model: ir.Model
+    target: Target
+    trial: Trial
+    ranges: dict[ir.Value, Range]
+    plan: Plan
+    noise: float = field(init=False)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.noise = self._try(self.plan, self.ranges)
+
+    def choose_method(self) -> dict[str, float]:
+        """Take the calibration method with the least noise for all values; returns dB by method."""
+        names = {name for r in self.ranges.values() for name in r.candidates}
+        found: dict[str, float] = {}
+        for name in sorted(names):
+            ranges = {v: _with(r, name) for v, r in self.ranges.items()}
+            noise = self._try(self.plan, ranges)
+            found[name] = decibels(noise)
+            if noise < self.noise:
+                self.noise, best = noise, ranges
+                self.ranges = best
+        return found
+
+    def spare(self, enough: float, budget: float, limit: int) -> Iterator[tuple[ir.Node, float, float, float]]:
+        """Leave layers float one by one, the costliest in accuracy first.
+
+        Args:
+            enough: Stop at this signal to noise ratio, in dB.
+            budget: Share of the plan's work that may go back to float.
+            limit: Try at most this many layers singly.
+
+        Yields:
+            Node, dB before, dB after, share of the work.
+        """
+        total = self._work(self.plan)
+        if decibels(self.noise) >= enough or total == 0:
+            return
+        left = budget * total
+        single = []
+        seen: set[frozenset[object]] = set()
+        for node in self._candidates()[:limit]:
+            plan = self._without(self.plan, node)
+            key = frozenset([*plan.activations, *((e.node, e.index) for e in plan.weights)])
+            if key in seen:
+                continue
+            seen.add(key)
+            cost = total - self._work(plan)
+            if cost <= left:
+                single.append((self._try(plan, self.ranges), node))
+        first = self.noise
+        for noise, node in sorted(single, key=lambda s: s[0]):
+            if noise > first * (1 - WORTHWHILE):
+                return
+            plan = self._without(self.plan, node)
+            cost = self._work(self.plan) - self._work(plan)
+            if cost > left:
+                continue
+            together = self._try(plan, self.ranges)
+            if together > self.noise * (1 - WORTHWHILE):
+                continue
+            yield node, decibels(self.noise), decibels(together), cost / total
+            self.plan, self.noise, left = plan, together, left - cost
+            if decibels(self.noise) >= enough:
+                return
+
+    def _try(self, plan: Plan, ranges: Ranges) -> float:
+        self.runs += 1
+        return self.trial.noise(plan, encodings(plan, ranges))
+
+    def _without(self, plan: Plan, node: ir.Node) -> Plan:
+        why = Decision("float", "sensitive", "costs more accuracy than it saves time")
+        wishes = replace(plan.wishes, banned={**plan.wishes.banned, node: why})
+        return Planner(self.target, wishes).make(self.model)
+
+    def _candidates(self) -> list[ir.Node]:
+        """Integer nodes, those between the noisiest values first."""
+        worst: dict[ir.Node, float] = {}
+        for node, decision in self.plan.decisions.items():
+            if decision.status == "integer" and decision.code != "part-of-layer":
+                values = [v for v in (*node.inputs, *node.outputs) if v in self.ranges]
+                ratios = [self.ranges[v].sqnr_db for v in values if v is not None]
+                worst[node] = min((r for r in ratios if r is not None), default=0.0)
+        return sorted(worst, key=lambda n: worst[n])
+
+    def _work(self, plan: Plan) -> float:
+        """Products that a plan computes on integers for one sample."""
+        work = 0.0
+        for node, decision in plan.decisions.items():
+            if decision.status != "integer" or decision.code == "part-of-layer":
+                continue
+            layer = read_layer(node) if decision.code == "layer" else None
+            value = layer.tail if isinstance(layer, Layer) else node.outputs[0]
+            size = self.ranges[value].size if value in self.ranges else 0.0
+            work += size * (layer.terms if isinstance(layer, Layer) else ELEMENTWISE)
+        return work
+
+
+def encodings(plan: Plan, ranges: Ranges) -> dict[ir.Value, Encoding]:
+    """The activation encodings of a plan."""
+    out: dict[ir.Value, Encoding] = {}
+    for group in groups(plan):
+        out.update(dict.fromkeys(group, activation_encoding(group, plan.activations[group[0]], ranges)))
+    return out
+
+
+def _with(known: Range, method: str) -> Range:
+    if method not in known.candidates:
+        return known
+    lo, hi = known.candidates[method]
+    return replace(known, lo=lo, hi=hi)
