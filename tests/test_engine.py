@@ -12,10 +12,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.context import Context, place_of
+from onnxq.context import Context
 from onnxq.errors import FactError, OptionError, PassFailed
 from onnxq.facts import Fact
-from onnxq.foreign import IrPass, ProtoPass, locate, proto_pass
 from onnxq.passbase import MAX_ROUNDS, Instrument, Pass, Pipeline, Step, flatten, run_step, step_name
 
 
@@ -90,20 +89,6 @@ class Refuse(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         raise OptionError("not like this")
-
-
-class Functional(ir.passes.FunctionalPass):
-    """Somebody else's: a new model with another producer and one node less."""
-
-    def __init__(self, modified: bool = True) -> None:
-        self.modified = modified
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        new = model.clone()
-        if self.modified:
-            run_step(DropLast(), new, Context())
-            new.producer_name, new.metadata_props["k"] = "other", "v"
-        return ir.passes.PassResult(new, self.modified)
 
 
 @dataclass
@@ -273,31 +258,6 @@ def test_a_pass_stands_in_an_onnx_ir_sequence() -> None:
     assert result.modified and result.model is m and len(m.graph) == 1
 
 
-def test_an_onnx_ir_pass_stands_in_a_pipeline_and_makes_facts_stale() -> None:
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
-    m = model()
-    m.graph.append(ir.node("Neg", [m.graph.inputs[0]], name="dead"))
-    ctx = Context().put(Count(4))
-    assert Pipeline(steps=(RemoveUnusedNodesPass(),)).run(m, ctx)
-    assert len(m.graph) == 3 and not ctx.has(Count)
-    with pytest.raises(FactError, match="RemoveUnusedNodesPass changed the graph"):
-        ctx.get(Count)
-
-
-def test_the_result_of_a_functional_pass_is_taken_over() -> None:
-    m = model()
-    assert Pipeline(steps=(Functional(),)).run(m, Context())
-    assert (len(m.graph), m.producer_name, dict(m.metadata_props)) == (2, "other", {"k": "v"})
-
-
-def test_a_functional_pass_that_changed_nothing_leaves_objects_and_facts_alone() -> None:
-    m, ctx = model(), Context().put(Count(3))
-    graph = m.graph
-    assert not Pipeline(steps=(Functional(modified=False),)).run(m, ctx)
-    assert m.graph is graph and ctx.has(Count)
-
-
 def test_requires_and_ensures_hold_inside_pipelines() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Picky(CountNodes):
@@ -306,90 +266,6 @@ def test_requires_and_ensures_hold_inside_pipelines() -> None:
 
     with pytest.raises(PassFailed, match="opset 21 needed"):
         Pipeline(steps=(Picky(),)).run(model(), Context())
-
-
-def rename_doc(message: onnx.ModelProto, text: str = "new") -> None:
-    message.doc_string = text
-
-
-def test_a_plain_function_is_a_step() -> None:
-    m, ctx = model(), Context().put(Count(3))
-    step = proto_pass(rename_doc, text="hello")
-    assert Pipeline(steps=(step,)).run(m, ctx)
-    assert m.doc_string == "hello" and not ctx.has(Count)
-    assert str(step) == "rename_doc" and str(proto_pass(rename_doc, name="docs")) == "docs"
-    assert step == ProtoPass(function=rename_doc, options=(("text", "hello"),))
-
-
-def test_a_function_gets_weights_that_lie_in_another_file(tmp_path) -> None:
-    path = tmp_path / "m.onnx"
-    ir.save(model(), path, external_data="m.data", size_threshold_bytes=0)
-    m = ir.load(path)
-
-    def double(message: onnx.ModelProto) -> onnx.ModelProto:
-        (w,) = message.graph.initializer
-        w.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(w) * 2, "w"))
-        return message
-
-    run_step(proto_pass(double), m, Context())
-    np.testing.assert_array_equal(m.graph.initializers["w"].const_value.numpy(), [0, 2, 4, 6])
-    assert isinstance(ir.load(path).graph.initializers["w"].const_value, ir.ExternalTensor)
-
-
-def test_a_function_that_returns_nonsense_is_named() -> None:
-    with pytest.raises(OptionError, match="rename returned int; a ModelProto or None is needed"):
-        run_step(proto_pass(lambda message: 3, name="rename"), model(), Context())
-
-
-def test_onnx_ir_passes_by_path_take_constructor_options() -> None:
-    step = IrPass(target="onnx_ir.passes.common.DeduplicateInitializersPass", options=(("size_limit", 2),))
-    assert str(step) == "DeduplicateInitializersPass"
-    assert step.make().size_limit == 2  # type: ignore[attr-defined]
-    assert step == IrPass(target=step.target, options=step.options)
-    m = model()
-    m.graph.append(ir.node("Neg", [m.graph.inputs[0]], name="dead"))
-    assert run_step(IrPass(target="onnx_ir.passes.common:RemoveUnusedNodesPass"), m, Context())
-    assert len(m.graph) == 3
-
-
-@pytest.mark.parametrize(
-    ("target", "options", "message"),
-    [
-        ("no_such_module:Thing", (), "cannot import no_such_module:Thing"),
-        ("onnx_ir.passes.common.NoSuchPass", (), "cannot import onnx_ir.passes.common.NoSuchPass"),
-        ("onnx_ir:Model", (), "is not an onnx_ir pass class"),
-        ("onnx_ir.passes.common.RemoveUnusedNodesPass", (("x", 1),), "RemoveUnusedNodesPass: .*arguments"),
-    ],
-)
-def test_a_bad_path_is_an_option_error(target: str, options: tuple[tuple[str, object], ...], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        IrPass(target=target, options=options)
-
-
-def test_locate_finds_both_spellings() -> None:
-    assert locate("onnxq.errors:near") is locate("onnxq.errors.near")
-
-
-def test_places_name_graph_node_and_value() -> None:
-    m = model()
-    node = m.graph[1]
-    assert str(place_of(node, m.graph)) == "add1 (Add)"
-    assert str(place_of(node.outputs[0], m.graph)) == "add1 (Add)"
-    assert str(place_of(m.graph.inputs[0], m.graph)) == "v0"
-    body = ir.Graph([], [], nodes=[ir.node("Neg", [m.graph.inputs[0]], name="n")], name="then")
-    assert str(place_of(body[0], m.graph)) == "then/n (Neg)"
-    assert place_of(None).node == ""
-
-
-def test_random_numbers_depend_on_the_seed_alone() -> None:
-    assert Context(seed=5).rng().random() == Context(seed=5).rng().random() != Context(seed=6).rng().random()
-
-
-def test_the_work_folder_is_gone_afterwards() -> None:
-    with pytest.raises(RuntimeError), Context().work_dir() as folder:
-        (folder / "x").write_text("x")
-        raise RuntimeError
-    assert not folder.exists()
 
 
 def test_apply_without_facts_says_what_to_do() -> None:
