@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.skeleton import Skeleton
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def estimate(model: ir.Model, values: Sequence[ir.Value], feeds: Mapping[str, Array]) -> list[int]:
-    """Bytes of each value for one sample, from known shapes with their symbols bound by that sample.
+    """Bytes of each value for one sample, from shapes inferred for that sample's input shapes.
 
-    A value of unknown size counts as much as the largest known one.
+    Args:
+        model: Any model; stays as it is.
+        values: Node outputs of its main graph.
+        feeds: The sample, by input name.
+
+    Returns:
+        One number a value; one of unknown size counts as much as the largest known one.
     """
-    symbols: dict[str, int] = {}
-    for port in model.graph.inputs:
-        feed = feeds.get(port.name or "")
-        if port.shape is None or feed is None:
-            continue
-        for dim, size in zip(port.shape, feed.shape, strict=False):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                symbols[dim.value] = size
-    known = [_bytes(v, symbols) for v in values]
+    known = [_bytes(v.dtype, v.shape) for v in values]
+    if None in known:
+        inferred = _inferred(model, feeds)
+        known = [inferred.get(v) if size is None else size for v, size in zip(values, known, strict=True)]
     largest = max([size for size in known if size is not None] + [x.nbytes for x in feeds.values()], default=0)
     return [largest if size is None else size for size in known]
+
+
+def _inferred(model: ir.Model, feeds: Mapping[str, Array]) -> dict[ir.Value, int | None]:
+    """Bytes of the node outputs of the main graph when the inputs have the shapes of ``feeds``."""
+    copy = model.clone()
+    for port in copy.graph.inputs:
+        feed = feeds.get(port.name or "")
+        if feed is not None:
+            port.shape = ir.Shape(feed.shape)
+    try:
+        found = Skeleton(copy).infer()
+    except Exception:  # errors of onnx and of C++; without inference the estimate is coarser, that is all
+        return {}
+    out: dict[ir.Value, int | None] = {}
+    for node, twin in zip(model.graph, copy.graph, strict=True):
+        for value, other in zip(node.outputs, twin.outputs, strict=True):
+            if other in found and found[other].HasField("tensor_type"):
+                tensor = found[other].tensor_type
+                dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+                shape = dims if tensor.HasField("shape") else None
+                out[value] = _bytes(ir.DataType(tensor.elem_type), shape)
+    return out
 
 
 def groups(sizes: Sequence[int], limit: int) -> list[slice]:
@@ -42,10 +67,8 @@ def groups(sizes: Sequence[int], limit: int) -> list[slice]:
     return [*out, slice(start, len(sizes))]
 
 
-def _bytes(value: ir.Value, symbols: Mapping[str, int]) -> int | None:
-    if value.shape is None or value.dtype is None:
+def _bytes(dtype: ir.DataType | None, shape: Iterable[Any] | None) -> int | None:
+    dims = None if shape is None else list(shape)
+    if dtype is None or dims is None or not all(isinstance(d, int) and d >= 0 for d in dims):
         return None
-    dims = [d if isinstance(d, int) else symbols.get(d.value or "", -1) for d in value.shape]
-    if any(d < 0 for d in dims):
-        return None
-    return math.ceil(math.prod(dims) * value.dtype.itemsize)
+    return int(math.prod(dims) * dtype.itemsize)
