@@ -20,6 +20,11 @@ _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
+def signature(node: ir.Node) -> object:
+    """Equal for two nodes that compute the same from the same values."""
+    return _proto_of(node).SerializeToString(deterministic=True), node.inputs
+
+
 def output_kinds(node: ir.Node, opset: int) -> list[Kind] | None:
     """Type and shape of each output of a standard node with constant inputs; None if only running it would tell."""
     proto, types, data = _proto_of(node), {}, {}
@@ -77,10 +82,10 @@ def function_of(node: ir.Node, opset: int, kind: Kind | None) -> Callable[[], li
 
 
 def _proto_of(node: ir.Node) -> onnx.NodeProto:
-    """The node with plain names: v0, v1, … in and o0, o1, … out."""
+    """The node with nothing but op and attributes, and plain names: v0, v1, … in and o0, o1, … out."""
     proto = ir.serde.serialize_node(node)
-    proto.ClearField("input")
-    proto.ClearField("output")
+    for field in ("name", "doc_string", "metadata_props", "input", "output"):
+        proto.ClearField(field)
     proto.input.extend("" if v is None else f"v{i}" for i, v in enumerate(node.inputs))
     proto.output.extend(f"o{i}" for i in range(len(node.outputs)))
     return proto

@@ -143,11 +143,16 @@ def softmax_13(r: Rewrite) -> None:
     axis = r.attr("axis", 1)
     if axis == -1:
         return
-    dims = r.dims(0)
-    axis = axis + len(dims) if axis < 0 else axis
-    if all(d == 1 for d in dims[axis + 1 :]):
-        r.redo(axis=axis)
-        return
+    try:
+        dims = r.dims(0)
+    except Refused:
+        if axis < 0:
+            raise
+    else:
+        axis = axis + len(dims) if axis < 0 else axis
+        if all(d == 1 for d in dims[axis + 1 :]):
+            r.redo(axis=axis)
+            return
     source = r.node.inputs[0]
     flat = r.op("Flatten", [source], axis=axis)
     (result,) = r.redo(inputs=[flat], axis=-1)

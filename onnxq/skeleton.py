@@ -47,6 +47,7 @@ class Skeleton:
         self._attributes: dict[object, onnx.AttributeProto] = {}
         self._steering: dict[ir.Value, onnx.TensorProto] = {}
         self._copied: set[str] = set()
+        self._scopes: dict[ir.Value, onnx.GraphProto] = {}
         self._nested = False
         self._proto = onnx.ModelProto(ir_version=max(model.ir_version, 4))
         for domain, version in model.opset_imports.items():
@@ -68,7 +69,8 @@ class Skeleton:
             onnx.shape_inference.InferenceError: The graph contradicts itself.
         """
         for value in hints:
-            _describe(value, self._proto.graph.value_info.add(name=self._name(value)))
+            scope = self._scopes.get(value, self._proto.graph)
+            _describe(value, scope.value_info.add(name=self._name(value)))
         result = shape_inference.infer_shapes(self._proto.SerializeToString(), data_prop=True)
         values = {name: value for value, name in self._names.items()}
         found: dict[ir.Value, onnx.TypeProto] = {}
@@ -128,6 +130,8 @@ class Skeleton:
     def _node(self, node: ir.Node, proto: onnx.GraphProto) -> None:
         new = proto.node.add(op_type=node.op_type, domain=node.domain, overload=node.overload)
         self._domains.add(node.domain)
+        if proto is not self._proto.graph:
+            self._scopes.update(dict.fromkeys(node.outputs, proto))
         new.output.extend(["" if v.name == "" and not v.uses() else self._name(v) for v in node.outputs])
         for attr in node.attributes.data.values():
             self._attribute(attr, new)

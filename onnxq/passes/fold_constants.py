@@ -11,16 +11,19 @@ import onnx_ir as ir
 
 from onnxq.edit import (
     Array,
+    Namer,
+    add_initializer,
     attr_int,
     become_initializer,
     bodies,
     constant_tensor,
     dims_of,
+    graph_of,
     nested_graphs,
     plain_initializers,
     remove_dead,
 )
-from onnxq.evaluate import Kind, function_of, output_kinds
+from onnxq.evaluate import Kind, function_of, output_kinds, signature
 from onnxq.passbase import Context, Pass
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
@@ -54,11 +57,12 @@ class FoldConstants(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Fold in topological order, outer scopes first; one note says how many of which op."""
-        opset = model.opset_imports.get("", 0)
+        work = _Work(model, ctx)
         folded: dict[str, Any] = {}
         for graph in tuple(nested_graphs(model.graph)):
+            work.enter(graph)
             for node in tuple(graph):
-                if self._fold(node, opset, ctx):
+                if self._fold(node, work):
                     graph.remove(node, safe=True)
                     folded[node.op_type] = folded.get(node.op_type, 0) + 1
         if not folded:
@@ -69,7 +73,7 @@ class FoldConstants(Pass):
         ctx.note("constants-folded", None, f"nodes that depend on constants only are computed: {listed}", **folded)
         return True
 
-    def _fold(self, node: ir.Node, opset: int, ctx: Context) -> bool:
+    def _fold(self, node: ir.Node, work: _Work) -> bool:
         """Replace the outputs of a node by initializers if it may be folded."""
         if node.domain != "" or node.op_type in _KEPT:
             return False
@@ -81,44 +85,77 @@ class FoldConstants(Pass):
         if not given or any(tensor is None for tensor in given.values()) or bodies(node):
             return False
         if any(v.is_graph_output() for v in node.outputs):
-            ctx.note("constant-not-folded", node, "makes a graph output")
-            return False
+            return work.keep(node, "makes a graph output")
+        if work.known(node):
+            return True
         read = sum(t.nbytes for t in given.values() if t is not None)
         freed = sum(t.nbytes for v, t in given.items() if t is not None and _only_here(v, node))
-        kinds = output_kinds(node, opset)
+        kinds = output_kinds(node, work.opset)
         if kinds is None and read > _BLIND:
-            ctx.note("constant-not-folded", node, "the size of its result is unknown", read=read)
-            return False
-        if kinds is not None and not self._worth(node, sum(map(_nbytes, kinds)), freed, ctx):
-            return False
-        compute = function_of(node, opset, kinds[0] if kinds else None)
+            return work.keep(node, "the size of its result is unknown", read=read)
+        size = None if kinds is None else sum(map(_nbytes, kinds))
+        if size is not None and size - freed > max(self.max_growth, freed):
+            return work.keep(node, f"its {size} bytes would replace {freed} bytes of constants", size=size, freed=freed)
+        compute = function_of(node, work.opset, kinds[0] if kinds else None)
         if kinds is not None and len(kinds) == 1 and _nbytes(kinds[0]) > _EAGER:
             dtype, dims = kinds[0]
             lazy = ir.LazyTensor(lambda: _tensor(compute()[0]), dtype=dtype, shape=ir.Shape(dims))
-            become_initializer(node.outputs[0], lazy)
-            return True
+            return work.replace(node, [lazy])
         try:
             results = compute()
         except Exception as error:  # no kernel, or data the kernel refuses: the runtime has the last word
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            ctx.note("constant-not-folded", node, f"onnxruntime cannot compute it: {why}")
-            return False
+            return work.keep(node, f"onnxruntime cannot compute it: {why}")
         if not all(isinstance(r, np.ndarray | np.generic) and r.dtype != object for r in results):
-            ctx.note("constant-not-folded", node, "its result is no tensor of numbers")
-            return False
-        if kinds is None and not self._worth(node, sum(r.nbytes for r in results), freed, ctx):
-            return False
-        for value, result in zip(node.outputs, results, strict=True):
-            if value.uses():
-                become_initializer(value, _tensor(result))
-        return True
+            return work.keep(node, "its result is no tensor of numbers")
+        size = sum(r.nbytes for r in results)
+        if size - freed > max(self.max_growth, freed):
+            return work.keep(node, f"its {size} bytes would replace {freed} bytes of constants", size=size, freed=freed)
+        return work.replace(node, [_tensor(r) for r in results])
 
-    def _worth(self, node: ir.Node, size: int, freed: int, ctx: Context) -> bool:
-        if size - freed <= max(self.max_growth, freed):
-            return True
-        text = f"its result of {size} bytes would replace {freed} bytes of constants"
-        ctx.note("constant-not-folded", node, text, size=size, freed=freed)
+
+class _Work:
+    """What one run remembers: names, depth of scopes, and what was computed from which constants."""
+
+    def __init__(self, model: ir.Model, ctx: Context) -> None:
+        self.opset = model.opset_imports.get("", 0)
+        self._ctx = ctx
+        self._namer = Namer(model)
+        self._depth: dict[ir.Graph, int] = {}
+        self._results: dict[object, list[ir.Value | None]] = {}
+
+    def enter(self, graph: ir.Graph) -> None:
+        """Note that this graph comes after the ones around it."""
+        self._depth[graph] = len(self._depth)
+
+    def keep(self, node: ir.Node, why: str, **numbers: Any) -> bool:
+        """Say why a node stays."""
+        self._ctx.note("constant-not-folded", node, why, **numbers)
         return False
+
+    def known(self, node: ir.Node) -> bool:
+        """Reuse the result of an equal node."""
+        values = self._results.get(signature(node))
+        for output, value in zip(node.outputs, values or (), strict=False):
+            if value is not None:
+                output.replace_all_uses_with(value)
+        return values is not None and not any(v.uses() for v in node.outputs)
+
+    def replace(self, node: ir.Node, tensors: list[ir.TensorProtocol]) -> bool:
+        """Put the results beside the innermost of the constants they come from, where equal nodes can share them."""
+        home = max((graph_of(v) for v in node.inputs if v is not None), key=self._depth.__getitem__)
+        values: list[ir.Value | None] = []
+        for output, tensor in zip(node.outputs, tensors, strict=True):
+            if not output.uses():
+                values.append(None)
+            elif home is node.graph:
+                values.append(become_initializer(output, tensor))
+            else:
+                value = add_initializer(home, output.name or node.op_type, tensor, self._namer)
+                output.replace_all_uses_with(value)
+                values.append(value)
+        self._results[signature(node)] = values
+        return True
 
 
 def _static_shape(node: ir.Node) -> Array | None:

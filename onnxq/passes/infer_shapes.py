@@ -9,11 +9,14 @@ import onnx
 import onnx_ir as ir
 
 from onnxq.diagnostics import Severity
-from onnxq.edit import constant_tensor, nested_graphs
+from onnxq.edit import constant_tensor, nested_graphs, onnx_op
 from onnxq.passbase import Context, Pass
 from onnxq.skeleton import Skeleton
 
 Dims = tuple[int | str | None, ...]
+
+_SHAPED = ("Reshape", "Expand", "ConstantOfShape")
+_ROUNDS = 8  # each round of inference may tell the length of one more computed shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,12 @@ class InferShapes(Pass):
             skeleton = Skeleton(model)
             found = skeleton.infer()
             hints = [v for v in made if v.shape is not None and not _has_shape(found.get(v))]
-            if hints:
-                found = skeleton.infer(hints)
+            for _ in range(_ROUNDS):
+                ranks = _ranks(made, found)
+                if not (hints or ranks):
+                    break
+                found = skeleton.infer([*hints, *ranks])
+                hints, changed = [], changed or bool(ranks)
         except Exception as error:  # onnx raises errors of its own and of C++; the model stays as it is
             text = str(error).strip().splitlines()
             why = text[0] if text else type(error).__name__
@@ -81,10 +88,38 @@ def _has_shape(info: onnx.TypeProto | None) -> bool:
     return info is not None and (not info.HasField("tensor_type") or info.tensor_type.HasField("shape"))
 
 
+def _ranks(values: list[ir.Value], found: dict[ir.Value, onnx.TypeProto]) -> list[ir.Value]:
+    """Give what Reshape and its like make, if nothing else is known, as many dims as their shape input has numbers."""
+    changed = []
+    for value in values:
+        node = value.producer()
+        if value.shape is not None or _has_shape(found.get(value)) or not onnx_op(node, *_SHAPED):
+            continue
+        assert node is not None
+        length = _dims(found.get(node.inputs[-1])) if node.inputs[-1] is not None else None
+        source = found.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if length is None or len(length) != 1 or not isinstance(length[0], int):
+            continue
+        if node.op_type == "Expand" and len(_dims(source) or [0] * length[0]) > length[0]:
+            continue
+        value.shape = ir.Shape([None] * length[0])
+        data = node.inputs[0]
+        if value.type is None and node.op_type != "ConstantOfShape" and data is not None and data.dtype is not None:
+            value.type = ir.TensorType(data.dtype)
+        changed.append(value)
+    return changed
+
+
+def _dims(info: onnx.TypeProto | None) -> Dims | None:
+    if info is None or not info.HasField("tensor_type") or not info.tensor_type.HasField("shape"):
+        return None
+    return tuple([d.dim_value if d.HasField("dim_value") else _symbol(d.dim_param) for d in info.tensor_type.shape.dim])
+
+
 def _merge(value: ir.Value, info: onnx.TypeProto, shapes: dict[Dims, ir.Shape], ctx: Context) -> bool:
     """Take over what inference knows; True if that changed the value."""
     if not info.HasField("tensor_type"):
-        if value.type is not None:
+        if value.type is not None or info.WhichOneof("value") is None:
             return False
         value.type = ir.serde.deserialize_type_proto_for_type(info)
         return True
@@ -97,9 +132,9 @@ def _merge(value: ir.Value, info: onnx.TypeProto, shapes: dict[Dims, ir.Shape], 
             ctx.note("stale-type", value, text, Severity.WARNING)
         value.type = ir.TensorType(dtype)
         changed = True
-    if not tensor.HasField("shape"):
+    inferred = _dims(info)
+    if inferred is None:
         return changed
-    inferred = tuple([d.dim_value if d.HasField("dim_value") else _symbol(d.dim_param) for d in tensor.shape.dim])
     known = None if value.shape is None else tuple([d if isinstance(d, int) else d.value for d in value.shape.dims])
     if known == inferred:
         return changed

@@ -65,6 +65,25 @@ def test_folds_in_bodies_and_through_captured_constants(
     same_numbers(text, out.proto)
 
 
+def test_equal_nodes_share_one_result_across_sibling_bodies(
+    run_passes: Callable[..., Any], same_numbers: Callable[..., None]
+) -> None:
+    text = graph(
+        """
+        a = Transpose(w)  z = Add(x, a)
+        y = If(c) <then_branch = t () => (float[a,b] p) { u = Transpose(w) p = Add(z, u) },
+                   else_branch = e () => (float[a,b] q) { s = Transpose(w) r = Neg(s) q = Mul(z, r) }>
+        """,
+        W,
+        "(bool c, float[2,3] x) => (float[a,b] y)",
+    )
+    out = run_passes(text, FoldConstants())
+    assert set(out.initializers()) == {"a", "r_1"}, "in the main graph, once for each different node"
+    assert not any(t for g in out.model.graph.subgraphs() for t in g.initializers)
+    for flag in (True, False):
+        same_numbers(text, out.proto, {"c": np.array(flag), "x": np.ones((2, 3), np.float32)})
+
+
 @pytest.mark.parametrize(
     "body",
     [

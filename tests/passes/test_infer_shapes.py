@@ -60,6 +60,22 @@ def test_bodies_and_captured_values() -> None:
     assert found["e1"] == "FLOAT[6]"
 
 
+def test_a_computed_shape_still_tells_the_rank() -> None:
+    """Paddle's Flatten: the shape goes through int32 and Mod, which onnx's inference does not follow."""
+    found, _ = infer("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,4,M,8] x, bool c) => (float[A,B,C] y) <int64[1] two = {2}, int64[1] i = {0}> {
+      s = Shape(x)  n = Slice(s, i, two)  d = Mod(n, two)  t = Concat<axis=0>(d, two)
+      r = Reshape(x, t)
+      q = Shape(r)  h = Mod(q, q)
+      y = If(c) <then_branch = a () => (float[A,B,C] e) { e = Reshape(r, h)  f = Expand(e, h) },
+                 else_branch = b () => (float[A,B,C] o) { o = ConstantOfShape(h) }>
+    }
+    """)
+    assert found["r"] == "FLOAT[None,None,2]" and found["q"] == "INT64[3]"
+    assert found["f"] == "FLOAT[None,None,None]" and found["o"] == "FLOAT[A,B,C]"
+
+
 def test_negative_dims_become_unknown_and_zero_stays_empty() -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, 0, 4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1, -1, -1])
