@@ -214,14 +214,14 @@ class Admission:
                 raise UnsupportedError(f"{where}: a type that is nothing but a denotation")
             return
         if kind in ("map_type", "opaque_type"):
-            raise UnsupportedError(f"{where}: a {kind.partition('_')[0]} type cannot be carried")
+            raise UnsupportedError(f"{where} is of type {kind.removesuffix('_type')}, which cannot be carried")
         inner = getattr(proto, kind)
         if kind in ("tensor_type", "sparse_tensor_type"):
             if inner.elem_type not in _ELEMENT_TYPES:
                 raise _unknown_type(inner.elem_type, where)
             inner.elem_type = inner.elem_type
         elif inner.elem_type.WhichOneof("value") is None:
-            raise InputError(f"{where}: a {kind.partition('_')[0]} type without an element type")
+            raise InputError(f"{where} is of type {kind.removesuffix('_type')} without an element type")
         else:
             self._type(inner.elem_type, where)
 
