@@ -16,13 +16,24 @@ from onnxq.look import Array, attr_ints, constant_tensor
 Kind = tuple[ir.DataType, tuple[int, ...]]
 
 _SHAPE_DATA = 8192  # bytes; inputs up to this size are shown to shape inference with their data
+_SMALL = 256  # bytes; starts, axes and the like
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
-def signature(node: ir.Node) -> object:
-    """Equal for two nodes that compute the same from the same values."""
-    return _proto_of(node).SerializeToString(deterministic=True), node.inputs
+def signature(node: ir.Node) -> tuple[object, list[ir.Value]]:
+    """What a node computes, and the constants it is bound to.
+
+    The first part is equal for two nodes that compute the same: small constants, of which exporters write one for each
+    node, count by content, all others as the value they are. The second part lists those others.
+    """
+    inputs: list[object] = []
+    for value in node.inputs:
+        tensor = constant_tensor(value)
+        small = tensor is not None and tensor.nbytes <= _SMALL
+        inputs.append((tensor.dtype, *tensor.shape.numpy(), tensor.tobytes()) if tensor and small else value)
+    key = (_proto_of(node).SerializeToString(deterministic=True), *inputs)
+    return key, [v for v in inputs if isinstance(v, ir.Value)]
 
 
 def output_kinds(node: ir.Node, opset: int) -> list[Kind] | None:

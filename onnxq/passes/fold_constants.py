@@ -86,7 +86,7 @@ class FoldConstants(Pass):
             return False
         if any(v.is_graph_output() for v in node.outputs):
             return work.keep(node, "makes a graph output")
-        if work.known(node):
+        if work.reuse(node):
             return True
         read = sum(t.nbytes for t in given.values() if t is not None)
         freed = sum(t.nbytes for v, t in given.items() if t is not None and _only_here(v, node))
@@ -122,7 +122,7 @@ class _Work:
         self._ctx = ctx
         self._namer = Namer(model)
         self._depth: dict[ir.Graph, int] = {}
-        self._results: dict[object, list[ir.Value | None]] = {}
+        self._results: dict[tuple[ir.Graph, object], list[ir.Value | None]] = {}
 
     def enter(self, graph: ir.Graph) -> None:
         """Note that this graph comes after the ones around it."""
@@ -133,29 +133,38 @@ class _Work:
         self._ctx.note("constant-not-folded", node, why, **numbers)
         return False
 
-    def known(self, node: ir.Node) -> bool:
-        """Reuse the result of an equal node."""
-        values = self._results.get(signature(node))
-        for output, value in zip(node.outputs, values or (), strict=False):
+    def reuse(self, node: ir.Node) -> bool:
+        """Let the result of an equal node stand in."""
+        values = self._results.get(self._place(node))
+        if values is None or len(values) != len(node.outputs):
+            return False
+        for output, value in zip(node.outputs, values, strict=True):
             if value is not None:
                 output.replace_all_uses_with(value)
-        return values is not None and not any(v.uses() for v in node.outputs)
+        return not any(v.uses() for v in node.outputs)
 
     def replace(self, node: ir.Node, tensors: list[ir.TensorProtocol]) -> bool:
-        """Put the results beside the innermost of the constants they come from, where equal nodes can share them."""
-        home = max((graph_of(v) for v in node.inputs if v is not None), key=self._depth.__getitem__)
+        """Make the results initializers of the graph that equal nodes share."""
+        place = self._place(node)
         values: list[ir.Value | None] = []
         for output, tensor in zip(node.outputs, tensors, strict=True):
             if not output.uses():
                 values.append(None)
-            elif home is node.graph:
+            elif place[0] is node.graph:
                 values.append(become_initializer(output, tensor))
             else:
-                value = add_initializer(home, output.name or node.op_type, tensor, self._namer)
+                value = add_initializer(place[0], output.name or node.op_type, tensor, self._namer)
                 output.replace_all_uses_with(value)
                 values.append(value)
-        self._results[signature(node)] = values
+        self._results[place] = values
         return True
+
+    def _place(self, node: ir.Node) -> tuple[ir.Graph, object]:
+        """The innermost graph of the constants a node is bound to, which equal nodes see, too; and what it computes."""
+        key, bound = signature(node)
+        graphs = [graph_of(v) for v in bound]
+        assert node.graph is not None
+        return max(graphs, key=self._depth.__getitem__) if graphs else node.graph, key
 
 
 def _static_shape(node: ir.Node) -> Array | None:

@@ -68,20 +68,39 @@ def test_folds_in_bodies_and_through_captured_constants(
 def test_equal_nodes_share_one_result_across_sibling_bodies(
     run_passes: Callable[..., Any], same_numbers: Callable[..., None]
 ) -> None:
+    proto = parser.parse_model(
+        graph(
+            """
+            a = Reshape(w, i)  z = Add(x, a)
+            y = If(c) <then_branch = t () => (float[a,b] p) { u = Reshape(w, j) p = Add(z, u) },
+                       else_branch = e () => (float[a,b] q) { s = Reshape(w, k) r = Neg(s) q = Mul(z, r) }>
+            """,
+            "<int64[2] i = {20,5}, int64[2] j = {20,5}, int64[2] k = {20,5}>",
+            "(bool c, float[20,5] x) => (float[a,b] y)",
+        )
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(100, dtype=np.float32), "w"))
+    out = run_passes(proto, FoldConstants())
+    assert set(out.initializers()) == {"a", "r_1"}, "in the main graph, once for each different node"
+    assert not any(g.initializers for g in out.model.graph.subgraphs())
+    for flag in (True, False):
+        same_numbers(proto, out.proto, {"c": np.array(flag), "x": np.ones((20, 5), np.float32)})
+
+
+def test_results_of_small_constants_stay_where_they_are_made(
+    run_passes: Callable[..., Any], same_numbers: Callable[..., None], random_feeds: Callable[..., Any]
+) -> None:
     text = graph(
         """
-        a = Transpose(w)  z = Add(x, a)
-        y = If(c) <then_branch = t () => (float[a,b] p) { u = Transpose(w) p = Add(z, u) },
-                   else_branch = e () => (float[a,b] q) { s = Transpose(w) r = Neg(s) q = Mul(z, r) }>
+        y = If(c) <then_branch = t () => (float[a,b] p) <float[3] k = {1,2,3}> { n = Neg(k) p = Add(x, n) },
+                   else_branch = e () => (float[a,b] q) <float[3] l = {1,2,3}> { m = Neg(l) q = Mul(x, m) }>
         """,
-        W,
-        "(bool c, float[2,3] x) => (float[a,b] y)",
+        signature="(bool c, float[2,3] x) => (float[a,b] y)",
     )
     out = run_passes(text, FoldConstants())
-    assert set(out.initializers()) == {"a", "r_1"}, "in the main graph, once for each different node"
-    assert not any(t for g in out.model.graph.subgraphs() for t in g.initializers)
-    for flag in (True, False):
-        same_numbers(text, out.proto, {"c": np.array(flag), "x": np.ones((2, 3), np.float32)})
+    assert [list(g.initializers) for g in out.model.graph.subgraphs()] == [["n"], ["m"]]
+    for seed in (0, 1):
+        same_numbers(text, out.proto, random_feeds(out.proto, seed))
 
 
 @pytest.mark.parametrize(
