@@ -93,8 +93,10 @@ def tensor_of_constant(node: ir.Node) -> ir.TensorProtocol | None:
         return attr.as_tensor()
     if attr.name in _DATA:
         return ir.tensor(attr.value, dtype=_DATA[attr.name])
-    if attr.name in ("value_string", "value_strings"):
-        return ir.StringTensor(np.array(attr.value, dtype=np.bytes_).astype(object))
+    if attr.name == "value_string":
+        return ir.StringTensor(np.array(attr.as_string().encode(), dtype=object))
+    if attr.name == "value_strings":
+        return ir.StringTensor(np.array([text.encode() for text in attr.as_strings()], dtype=object))
     return None
 
 
