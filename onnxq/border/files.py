@@ -19,7 +19,7 @@ from onnxq.border.model import Left
 from onnxq.border.outgoing import Slot
 from onnxq.border.tensors import Elsewhere, RecordTensor, drop_data, payload_size
 from onnxq.border.wire import MARK_BYTES, mark, splice
-from onnxq.errors import InputError, OnnxqError, OptionError
+from onnxq.errors import OnnxqError, OptionError
 
 # Tensors from this size on go to the data file; runtimes want shapes and other small ones inside the model.
 EXTERNAL_BYTES = 1024
@@ -95,7 +95,7 @@ class _Inline:
             )
         for piece in self.pieces:
             if isinstance(piece, int):
-                _write_tensor(self.slots[piece].tensor, sink)
+                _write_tensor(self.slots[piece], sink)
             else:
                 sink.write(piece)
 
@@ -110,7 +110,7 @@ def write_data(slots: Sequence[Slot], data: BinaryIO, location: str) -> None:
         unit = _PAGE if size >= _PAGE_FROM else _LINE
         data.write(bytes(-data.tell() % unit))
         set_external(slot.record, location, data.tell(), size)
-        _write_tensor(slot.tensor, data)
+        _write_tensor(slot, data)
 
 
 def set_external(record: TensorProto, location: str, offset: int, length: int) -> None:
@@ -122,18 +122,15 @@ def set_external(record: TensorProto, location: str, offset: int, length: int) -
         record.external_data.add(key=key, value=value)
 
 
-def _write_tensor(tensor: ir.TensorProtocol, sink: BinaryIO) -> None:
-    start, size = sink.tell(), payload_size(tensor)
+def _write_tensor(slot: Slot, sink: BinaryIO) -> None:
+    start, tensor = sink.tell(), slot.tensor
     while isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, RecordTensor):
         tensor = tensor.raw()
     if isinstance(tensor, ir.Tensor) and not tensor.numpy().flags.c_contiguous:
         # NumPy writes such arrays value by value, four times slower than a copy and a write.
         tensor = ir.Tensor(np.ascontiguousarray(tensor.numpy()), dtype=tensor.dtype)
     cast("Any", tensor).tofile(sink)
-    if sink.tell() - start != size:
-        raise InputError(
-            f"tensor '{tensor.name}' wrote {sink.tell() - start} bytes, and its type and shape need {size}"
-        )
+    slot.check(sink.tell() - start)
 
 
 @contextmanager

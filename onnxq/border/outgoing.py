@@ -22,8 +22,8 @@ from onnx import (
 )
 
 from onnxq.border.model import ANNOTATIONS_KEY, BOTH_KEY, VALUE_INFO_KEY, Left, describes, root_cause
-from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
-from onnxq.errors import UnsupportedError
+from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor, payload_size
+from onnxq.errors import InputError, UnsupportedError
 
 # Where `onnx_ir` keeps the quantization annotation of a value.
 _IR_ANNOTATION_KEY = "quant_parameter_tensor_names"
@@ -47,7 +47,20 @@ class Slot(NamedTuple):
     def fill(self) -> None:
         """Write the data into the record."""
         if not self.complete:
-            self.record.raw_data = self.tensor.tobytes()
+            data = self.tensor.tobytes()
+            self.check(len(data))
+            self.record.raw_data = data
+
+    def check(self, size: int) -> None:
+        """Refuse data of another size than the tensor says it has.
+
+        Raises:
+            InputError: Names the tensor.
+        """
+        if size != payload_size(self.tensor):
+            raise InputError(
+                f"tensor '{self.record.name}' has {size} bytes, and its type and shape need {payload_size(self.tensor)}"
+            )
 
 
 def shell(model: ir.Model, left: Left) -> tuple[ModelProto, list[Slot]]:

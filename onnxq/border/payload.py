@@ -40,8 +40,8 @@ class MappedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        with self.path.open("rb") as file:
+        with path.open("rb") as file:
+            self.path = path.resolve()
             self._stat = _identity(file)
             self.size = os.fstat(file.fileno()).st_size
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
