@@ -74,9 +74,11 @@ def read_file(path: Path) -> Incoming:
         raise InputError("this is a directory, not an ONNX file")
     folder = Folder(path.parent, path)
     try:
+        if path.exists() and not path.is_file():  # a pipe
+            return _read(path.read_bytes(), None, folder)
         file = MappedFile(path)
-    except ValueError:  # empty, or a pipe
-        return _read(path.read_bytes(), None, folder)
+    except ValueError:
+        raise InputError("empty, not an ONNX model") from None
     except OSError as error:
         raise InputError(error.strerror or str(error)) from error
     return _read(file.data, file, folder)

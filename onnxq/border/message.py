@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxq.border.admit import refuse_unknown_fields
 from onnxq.border.tensors import DATA_FIELDS
+from onnxq.border.unknown import refuse_unknown_fields
 from onnxq.border.wire import mark
 
 _HEAVY = (AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS)

@@ -36,7 +36,7 @@ class MappedFile:
 
     Raises:
         OSError: The file cannot be opened.
-        ValueError: The file is empty or cannot be mapped (a pipe).
+        ValueError: The file is empty.
     """
 
     def __init__(self, path: Path) -> None:
