@@ -104,8 +104,9 @@ def _ranks(values: list[ir.Value], found: dict[ir.Value, onnx.TypeProto]) -> lis
             continue
         value.shape = ir.Shape([None] * length[0])
         data = node.inputs[0]
-        if value.type is None and node.op_type != "ConstantOfShape" and data is not None and data.dtype is not None:
-            value.type = ir.TensorType(data.dtype)
+        if value.type is None and node.op_type != "ConstantOfShape" and data is not None:
+            elem_type = source.tensor_type.elem_type if source is not None else int(data.dtype or 0)
+            value.type = ir.TensorType(ir.DataType(elem_type)) if elem_type else None
         changed.append(value)
     return changed
 
