@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.goals import missed
 from benchmarks.harness import ROOT, build, machine, measure, start_up
 
 MB = 1e6
@@ -92,37 +93,37 @@ def median(values: Iterable[float | None]) -> float | None:
 
 def describe(row: dict[str, Any]) -> str:
     """One printed line for a row: both tools, and how many times faster and smaller onnxq is."""
-    name = f"{row['kind']} {row['size']}{' MB' if row['group'] != 'growth' else ' nodes'}"
-    name += "" if row["group"] == "growth" else f", {row['method']}, {row['samples']} samples" if row["samples"] else ""
-    parts = [f"{row['group']:<12} {name:<46}"]
+    name = f"{row['kind']} {row['size']} {'nodes' if row['group'] == 'growth' else 'MB'}"
+    if row["group"] == "calibration":
+        name += f", {row['method']}, {row['samples']} samples"
+    parts = [f"{row['group']:<12} {name + (', external data' if row['external'] else ''):<48}"]
     for tool, r in row["tools"].items():
-        if "error" in r:
-            parts.append(f"{tool}: {r['error'][:70]}")
-            continue
-        memory = f"{r['peak_rss'] / MB:6.0f} MB"
-        if row["group"] == "calibration":
-            memory = f"+{(r['peak_rss'] - r['base_rss']) / MB:5.0f} MB"
-        if row["group"] == "weight-only" and r["peak_anon"]:
-            memory = (
-                f"anon +{(r['peak_anon'] - r['base_anon']) / MB:4.0f} MB (largest tensor {row['largest'] / MB:.0f})"
-            )
-        parts.append(f"{tool} {r['seconds']:8.2f} s {memory}")
+        parts.append(f"{tool} {r['error'][:80]}" if "error" in r else f"{tool} {r['seconds']:8.2f} s {_memory(row, r)}")
     both = [row["tools"].get(tool, {}) for tool in TOOLS]
     if all("seconds" in r for r in both):
         theirs, ours = both
-        parts.append(
-            f"{theirs['seconds'] / ours['seconds']:6.1f}x faster, {ours['peak_rss'] / theirs['peak_rss']:.2f}x RSS"
-        )
+        faster, memory = theirs["seconds"] / ours["seconds"], ours["peak_rss"] / theirs["peak_rss"]
+        parts.append(f"{faster:6.1f}x faster, {memory:.2f}x RSS")
     return "  ".join(parts)
+
+
+def _memory(row: dict[str, Any], r: dict[str, Any]) -> str:
+    """The kind of memory that the group is about."""
+    if row["group"] == "calibration":
+        return f"+{(r['peak_rss'] - r['base_rss']) / MB:5.0f} MB"
+    if row["group"] == "weight-only" and r["peak_anon"]:
+        above = (r["peak_anon"] - r["base_anon"]) / MB
+        return f"+{above:.0f} MB anonymous (largest tensor {row['largest'] / MB:.0f} MB)"
+    return f"{r['peak_rss'] / MB:6.0f} MB"
 
 
 def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     """time(largest) / time(1 000) of onnxq for each kind of the growth group."""
     out = {}
     for kind in dict.fromkeys(r["kind"] for r in rows if r["group"] == "growth"):
-        times = {r["size"]: r["tools"]["onnxq"].get("seconds") for r in rows if r["kind"] == kind}
+        times = {r["size"]: r["tools"].get("onnxq", {}).get("seconds") for r in rows if r["kind"] == kind}
         low, high = min((s for s in times if s >= 1000), default=0), max(times)
-        if low and times[low] and times[high]:
+        if low < high and times.get(low) and times[high]:
             out[f"{kind} {high} / {low} nodes"] = round(times[high] / times[low], 2)
     return out
 
@@ -146,9 +147,11 @@ def main() -> None:
     if not args.only:
         result["start_up"] = start_up()
         print("start-up     " + ", ".join(f"{name} {t:.3f} s" for name, t in result["start_up"].items()))
-    if "onnxq" in (args.tool or "onnxq"):
-        result["growth"] = growth(rows)
-        print("growth       " + ", ".join(f"{name}: {r}" for name, r in result["growth"].items()))
+    result["growth"] = growth(rows)
+    for name, ratio in result["growth"].items():
+        print(f"growth       {name}: {ratio:.1f}x the time")
+    for line in missed(result):
+        print(f"missed       {line}")
     if not (args.only or args.tool) or args.json:
         file = args.json or ROOT / "benchmarks" / "results" / f"quantize{'' if args.full else '-small'}.json"
         file.parent.mkdir(exist_ok=True)
