@@ -11,20 +11,21 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxq import border
 from onnxq.calibration.sources import Data, open_source
+from onnxq.comparison import Comparison, Output
 from onnxq.errors import InputError, OptionError, near
 from onnxq.inventory import external_files
 from onnxq.look import dims_of
-from onnxq.numerics.similarity import Agreement, Similarity
-from onnxq.session import Runtime, Session, open_session
+from onnxq.numerics.similarity import Similarity
+from onnxq.session import Runtime, open_session
 from onnxq.states import dtype_name
 
 if TYPE_CHECKING:
@@ -37,83 +38,9 @@ Array = np.ndarray[Any, Any]
 SessionName = Literal["default", "true"]
 
 SESSIONS: dict[str, str] = {
-    "default": "onnxruntime as users run it",
-    "true": "Q/DQ computed as ONNX writes them",
+    "default": "onnxruntime's default session",
+    "true": "session with true Q/DQ semantics",
 }
-GAP_DB = 3.0
-"""Decibels by which the sessions' distances to the float model may differ before it is a finding."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """One output.
-
-    Attributes:
-        name: Output name.
-        sessions: Agreement of the quantized with the float model, by session name.
-        gap: Agreement of the two sessions of the quantized model with each other, when both ran.
-    """
-
-    name: str
-    sessions: dict[str, Agreement]
-    gap: Agreement | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found.
-
-    Attributes:
-        data: Where the samples come from.
-        samples: How many ran.
-        outputs: One entry an output, in model order.
-        float_bytes: Size of the float model with its external data.
-        quant_bytes: Size of the quantized one.
-        float_ms: Median latency of one sample on the default session in milliseconds; None if not measured.
-        quant_ms: The same for the quantized model.
-    """
-
-    data: str
-    samples: int
-    outputs: list[Output] = field(default_factory=list)
-    float_bytes: int = 0
-    quant_bytes: int = 0
-    float_ms: float | None = None
-    quant_ms: float | None = None
-
-    def beyond(self, min_cosine: float | None = None, min_sqnr: float | None = None) -> list[str]:
-        """What misses the bounds, in words; empty if nothing does. Values missing on one side always do."""
-        out = []
-        for output in self.outputs:
-            for session, a in output.sessions.items():
-                where = f"{output.name} ({session})"
-                if a.broken:
-                    out.append(f"{where}: {a.broken} of {a.values} values are finite in only one of the models")
-                if a.cosine is None and a.equal < 1.0 and (min_cosine is not None or min_sqnr is not None):
-                    out.append(f"{where}: {100 * (1 - a.equal):.3g} % of the values differ")
-                if min_cosine is not None and a.cosine is not None and not a.cosine >= min_cosine:
-                    out.append(f"{where}: cosine {a.cosine:.6f} is below {min_cosine:g}")
-                if min_sqnr is not None and a.sqnr_db is not None and not a.sqnr_db >= min_sqnr:
-                    out.append(f"{where}: SQNR {a.sqnr_db:.1f} dB is below {min_sqnr:g} dB")
-        return out
-
-    def gaps(self) -> list[str]:
-        """Outputs on which the two sessions are not equally far from the float model."""
-        out = []
-        for output in self.outputs:
-            default, true = output.sessions.get("default"), output.sessions.get("true")
-            if default is None or true is None or default.sqnr_db is None or true.sqnr_db is None:
-                continue
-            difference = default.sqnr_db - true.sqnr_db
-            if abs(difference) > GAP_DB:
-                side = "worse" if difference < 0 else "better"
-                gap = f"{abs(difference):.1f} dB {side}"
-                out.append(f"{output.name}: onnxruntime's default session is {gap} than what the file says")
-        return out
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able form with stable keys."""
-        return {"format": "onnxq-compare-1", **asdict(self), "gaps": self.gaps()}
 
 
 def compare(
@@ -157,9 +84,10 @@ def compare(
     ways = {"default": plain, "true": replace(plain, true_semantics=True)}
     times: tuple[float | None, float | None] = (None, None)
     with ExitStack() as stack:
-        base = stack.enter_context(open_session(reference.source_path or reference.model, plain))
-        judged = candidate.source_path or candidate.model
-        quantized = {name: stack.enter_context(open_session(judged, ways[name])) for name in sessions}
+        base = _Runner(stack, reference, "float model", plain)
+        quantized = {
+            name: _Runner(stack, candidate, f"quantized model, {SESSIONS[name]}", ways[name]) for name in sessions
+        }
         count, first = 0, None
         for feeds in source:
             expected = base.run(feeds)
@@ -172,6 +100,23 @@ def compare(
             times = race(base, quantized["default"], first)
     sizes = _size(float_model, reference), _size(quant_model, candidate)
     return Comparison(source.describe(), count, [meter.result() for meter in meters], *sizes, *times)
+
+
+class _Runner:
+    """A session that says which model it runs when something fails."""
+
+    def __init__(self, stack: ExitStack, crossing: border.Crossing, what: str, runtime: Runtime) -> None:
+        self._what = f"{crossing.source_path} ({what})" if crossing.source_path else what
+        try:
+            self._session = stack.enter_context(open_session(crossing.source_path or crossing.model, runtime))
+        except InputError as error:
+            raise InputError(f"{self._what}: {error}") from error
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        try:
+            return self._session.run(feeds)
+        except InputError as error:
+            raise InputError(f"{self._what}: {error}") from error
 
 
 class _Meters:
@@ -197,9 +142,13 @@ def check_same_ports(reference: ir.Model, candidate: ir.Model) -> None:
     """Both models must have the same inputs and outputs.
 
     Raises:
-        InputError: They do not; lists every difference in name, type and known dimensions.
+        InputError: They do not, or one is no tensor; lists every difference in name, type and known dimensions.
     """
-    differences = []
+    differences = [
+        f"output '{v.name}' is a {v.type}, and only tensors can be compared"
+        for v in reference.graph.outputs
+        if not isinstance(v.type, (ir.TensorType, type(None)))
+    ]
     for kind, left, right in (
         ("input", reference.graph.inputs, candidate.graph.inputs),
         ("output", reference.graph.outputs, candidate.graph.outputs),
@@ -220,7 +169,14 @@ def check_same_ports(reference: ir.Model, candidate: ir.Model) -> None:
         raise InputError("the models do not match: " + "; ".join(differences))
 
 
-def race(left: Session, right: Session, feeds: Mapping[str, Array], seconds: float = 2.0) -> tuple[float, float]:
+class Runs(Protocol):
+    """Something like a `Session`."""
+
+    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs for some feeds."""
+
+
+def race(left: Runs, right: Runs, feeds: Mapping[str, Array], seconds: float = 2.0) -> tuple[float, float]:
     """Median milliseconds of one run of each, in interleaved rounds so that a busy machine slows both.
 
     Rounds go on for about ``seconds``: at least 5, at most 100. Each timed run follows an untimed one, which brings the

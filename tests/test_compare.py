@@ -8,7 +8,8 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.compare import Comparison, Output, compare, race
+from onnxq.compare import compare, race
+from onnxq.comparison import Comparison, Output
 from onnxq.errors import DataError, InputError, OptionError
 from onnxq.numerics.similarity import Agreement
 from onnxq.report.compare import to_text
@@ -200,6 +201,36 @@ def test_the_order_of_outputs_counts():
     )
     with pytest.raises(InputError, match="another order"):
         compare(left, right, SAMPLES)
+
+
+def test_outputs_that_are_no_tensors():
+    sequence = model("g (float[n, 8] x) => (seq(float) y) { y = SequenceConstruct(x) }")
+    with pytest.raises(InputError, match=r"output 'y' is a Sequence.*only tensors can be compared"):
+        compare(sequence, sequence, SAMPLES)
+
+
+def test_a_session_that_fails_names_model_and_session(tmp_path):
+    """int8 zero point next to output_dtype is valid ONNX, and onnxruntime's default session refuses it."""
+    text = """g (float[n, 8] x) => (float[n, 8] y) {
+        q = QuantizeLinear<output_dtype = 3>(x, s, z)  y = DequantizeLinear(q, s, z)
+    }"""
+    onnx.save(model(text, s=np.float32(0.1), z=np.int8(0)), tmp_path / "q.onnx")
+    reference = model("g (float[n, 8] x) => (float[n, 8] y) { y = Identity(x) }")
+    with pytest.raises(
+        InputError, match=r"q\.onnx \(quantized model, onnxruntime's default session\): onnxruntime cannot"
+    ):
+        compare(reference, tmp_path / "q.onnx", SAMPLES)
+    assert compare(reference, tmp_path / "q.onnx", SAMPLES, sessions=["true"]).samples == 4
+
+
+def test_a_model_that_cannot_run_is_named():
+    broken = model(
+        "g (float[n, 8] x) => (float[n, 5] y) { z = Reshape(x, s) y = MatMul(z, w) }", s=np.array([3, 8]), w=WEIGHT
+    )
+    with pytest.raises(
+        InputError, match=r"^quantized model, .*: onnxruntime cannot run the model with x float32\[2, 8\]"
+    ):
+        compare(float_model(), broken, SAMPLES)
 
 
 def test_no_samples():
