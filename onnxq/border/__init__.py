@@ -70,9 +70,11 @@ def open_model(source: Source, *, base_dir: str | os.PathLike[str] | None = None
         raise OptionError(f"a model is a ModelProto, bytes or a path, not {type(source).__name__}")
     path = Path(source)
     try:
-        return Crossing(build(incoming.read_file(path)), ModelProto, path)
+        model = build(incoming.read_file(path))
     except InputError as error:
         raise type(error)(f"{path}: {error}") from error
+    left_of(model).source = path.resolve()
+    return Crossing(model, ModelProto, path)
 
 
 class Crossing:
@@ -90,11 +92,19 @@ class Crossing:
     @property
     def notes(self) -> list[Diagnostic]:
         """What was repaired on the way in, and what could not be taken out again. Complete after the last way out."""
-        return self._left.notes
+        return self._kept().notes
+
+    def _kept(self) -> Left:
+        """What is kept for the model; a step that put another graph into it may have brought its own."""
+        now = left_of(self.model, self._left)
+        if now is not self._left:
+            now.succeed(self._left)
+            self._left = now
+        return now
 
     def to_proto(self) -> ModelProto:
         """The model as a message of its own; see `to_proto`."""
-        return _message(self.model, self._left)
+        return _message(self.model, self._kept())
 
     def to_bytes(self) -> bytes:
         """The model serialized, with all weights inside.
@@ -102,11 +112,11 @@ class Crossing:
         Raises:
             OptionError: More than the 2 GiB that protobuf can hold.
         """
-        return files.inline_bytes(self.model, self._left)
+        return files.inline_bytes(self.model, self._kept())
 
     def save(self, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
         """Write the model to a file; see `save`."""
-        files.write(self.model, self._left, Path(path), external_data)
+        files.write(self.model, self._kept(), Path(path), external_data)
 
     def give_back(self) -> ModelProto | bytes:
         """The same kind that came in: bytes for bytes, else a message."""
@@ -136,7 +146,8 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool |
             data, or has more than 1.5 GiB.
 
     Raises:
-        OptionError: A target that is no regular file; more than 2 GiB and ``external_data=False``.
+        OptionError: A target that is no regular file, or holds weights of the model that was read, when that is
+            another file; more than 2 GiB and ``external_data=False``.
         InputError: A weight whose data cannot be found, or do not fit its shape.
         OnnxqError: The files cannot be written; names the reason.
     """

@@ -21,12 +21,15 @@ class Folder:
     Args:
         folder: Folder that locations are relative to.
         model: The model file, if there is one.
+
+    Attributes:
+        files: The files used so far.
     """
 
     def __init__(self, folder: Path, model: Path | None = None) -> None:
         self.folder = folder
         self._roots = [folder.resolve(), *([model.resolve().parent] if model else [])]
-        self._files: dict[Path, MappedFile] = {}
+        self.files: dict[Path, MappedFile] = {}
 
     def payload(self, tensor: TensorProto) -> Payload:
         """Where the data of an external tensor are.
@@ -69,15 +72,15 @@ class Folder:
         return path
 
     def _open(self, path: Path, tensor: TensorProto, length: int) -> MappedFile:
-        if path not in self._files:
+        if path not in self.files:
             try:
-                self._files[path] = MappedFile(path)
+                self.files[path] = MappedFile(path)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "the file is empty"
                 raise InputError(
                     f"external file '{path}' of tensor '{tensor.name}' ({length} bytes) cannot be read: {why}"
                 ) from error
-        return self._files[path]
+        return self.files[path]
 
 
 def _bytes_of(tensor: TensorProto) -> int:

@@ -47,11 +47,14 @@ def write(model: ir.Model, left: Left, path: Path, external: bool | None) -> Non
     """Write a model file, and its data file if it has one; see `onnxq.border.save`."""
     shell, slots = outgoing.shell(model, left)
     readable(slots)
+    sizes = [payload_size(slot.tensor) for slot in slots]
     if external is None:
-        external = left.external or sum(payload_size(slot.tensor) for slot in slots) > INLINE_BYTES
+        external = left.external or sum(sizes) > INLINE_BYTES
+    external = external and max(sizes, default=0) >= EXTERNAL_BYTES
+    data_path = path.with_name(path.name + ".data")
+    _spare_source(left, path, data_path if external else path)
     try:
         if external:
-            data_path = path.with_name(path.name + ".data")
             with replacing(data_path, path) as (data, file):
                 write_data(slots, data, data_path.name)
                 file.write(shell.SerializeToString(deterministic=True))
@@ -60,6 +63,16 @@ def write(model: ir.Model, left: Left, path: Path, external: bool | None) -> Non
                 _Inline(shell, slots).write(file)
     except OSError as error:
         raise OnnxqError(f"cannot write '{path}': {error.strerror or error}") from error
+
+
+def _spare_source(left: Left, *targets: Path) -> None:
+    """Refuse to replace the weights of the model that was read, unless that model is replaced, too."""
+    for target in targets:
+        if target.resolve() in left.data_files and targets[0].resolve() != left.source:
+            raise OptionError(
+                f"writing '{targets[0]}' would replace '{target}', which holds weights of '{left.source}':"
+                " choose another name or folder"
+            )
 
 
 def readable(slots: Sequence[Slot]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import onnx_ir as ir
@@ -32,13 +34,23 @@ class Left:
         training_info: Carried as it is.
         training_names: Names of the main graph that the training information refers to.
         external: Whether the model came with external data.
+        source: The file it came from, symbolic links resolved.
+        data_files: The files that its external data are in, likewise.
         notes: What was repaired, and what had to be dropped.
     """
 
     training_info: list[TrainingInfoProto] = field(default_factory=list)
     training_names: frozenset[str] = frozenset()
     external: bool = False
+    source: Path | None = None
+    data_files: frozenset[Path] = frozenset()
     notes: list[Diagnostic] = field(default_factory=list)
+
+    def succeed(self, earlier: Left) -> None:
+        """Take over what is true of the source, whatever graph the model has now."""
+        self.external |= earlier.external
+        self.source, self.data_files = earlier.source, earlier.data_files
+        self.notes = [*earlier.notes, *(note for note in self.notes if note not in earlier.notes)]
 
     def note(self, code: str, value: str, why: str) -> None:
         """Say what was done to the model at the border."""
@@ -47,9 +59,9 @@ class Left:
             self.notes.append(diagnostic)
 
 
-def left_of(model: ir.Model) -> Left:
-    """What the border keeps for a model; nothing for a model that was made inside."""
-    return cast("Left", model.graph.meta.get(LEFT_KEY) or Left())
+def left_of(model: ir.Model, default: Left | None = None) -> Left:
+    """What the border keeps for a model; the default, or nothing, for a graph that was made inside."""
+    return cast("Left", model.graph.meta.get(LEFT_KEY) or default or Left())
 
 
 def build(incoming: Incoming) -> ir.Model:
@@ -59,6 +71,18 @@ def build(incoming: Incoming) -> ir.Model:
         InputError: The message is no valid model in a way that cannot be carried.
         UnsupportedError: The IR cannot hold it.
     """
+    # Nothing becomes garbage here, yet the collector would go through the growing model again and again: 0.83 s against
+    # 0.51 s for 10 000 nodes.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _build(incoming)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _build(incoming: Incoming) -> ir.Model:
     shell, left = incoming.shell, Left()
     if not shell.HasField("graph") or not shell.ir_version:
         raise InputError("not an ONNX model: it has no graph or no IR version")
@@ -66,6 +90,8 @@ def build(incoming: Incoming) -> ir.Model:
     left.external = bool(admission.external)
     for record in admission.external:
         incoming.mark(record, _external(record, incoming))
+    if incoming.folder is not None:
+        left.data_files = frozenset(file.path for file in incoming.folder.files.values())
     for graph in admission.graphs:
         _densify(graph, incoming)
         _drop_output_info(graph)

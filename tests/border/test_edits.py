@@ -138,6 +138,16 @@ def test_what_the_ir_has_no_place_for_survives_unrelated_edits(build: Any) -> No
     assert not crossing.notes
 
 
+def test_a_step_that_brings_another_graph_decides_what_is_kept(build: Any) -> None:
+    crossing = border.open_model(sources(build))
+    message = crossing.to_proto()
+    message.ClearField("training_info")
+    message.graph.value_info.add(name="w").type.tensor_type.elem_type = TensorProto.INT8
+    crossing.model.graph = border.open_model(message).model.graph
+    assert not crossing.to_proto().training_info
+    assert [note.code for note in crossing.notes] == ["stale-value-info"]
+
+
 def test_sparse_initializers_follow_their_value(build: Any) -> None:
     crossing = border.open_model(sources(build))
     inside = crossing.model.graph.initializers

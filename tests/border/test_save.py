@@ -254,3 +254,29 @@ def test_equal_models_give_equal_bytes(inline: Path) -> None:
     halve(first.model)
     halve(second.model)
     assert first.to_bytes() == second.to_bytes()
+
+
+def test_the_weights_of_another_model_are_not_replaced(external: Path, tmp_path: Path, build: Any) -> None:
+    """A model file that was renamed keeps its data under the old name; an output of that name would replace them."""
+    renamed = external.rename(tmp_path / "float.onnx")
+    crossing = border.open_model(renamed)
+    with pytest.raises(OptionError, match=r"would replace '.*m\.onnx\.data', which holds weights of '.*float\.onnx'"):
+        crossing.save(external)
+    with pytest.raises(OptionError, match=r"would replace '.*m\.onnx\.data'"):
+        crossing.save(tmp_path / "m.onnx.data", external_data=False)
+    crossing.save(external, external_data=False)
+    crossing.save(renamed)
+    assert names(tmp_path) == ["float.onnx", "float.onnx.data", "m.onnx", "m.onnx.data"]
+    assert border.open_model(renamed).to_proto() == border.open_model(external).to_proto() == build.mlp(3)
+
+
+def test_no_data_file_without_large_tensors(build: Any, tmp_path: Path) -> None:
+    border.open_model(build.model()).save(tmp_path / "m.onnx", external_data=True)
+    assert names(tmp_path) == ["m.onnx"]
+
+
+def test_external_stays_external_when_a_step_brought_another_graph(external: Path, tmp_path: Path) -> None:
+    crossing = border.open_model(external)
+    crossing.model.graph = border.open_model(crossing.to_proto()).model.graph
+    crossing.save(tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx.data").exists()
