@@ -53,7 +53,7 @@ class FoldConstants(Pass):
 
     name: ClassVar[str] = "fold-constants"
 
-    max_growth: int = 1 << 18
+    max_growth: int = 1 << 16
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Fold in topological order, outer scopes first; one note says how many of which op."""
