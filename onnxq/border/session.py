@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxq.border import outgoing
-from onnxq.border.files import readable, set_external, write_data
-from onnxq.border.model import left_of
+from onnxq.border.files import EXTERNAL_BYTES, readable, set_external, write_data
+from onnxq.border.model import Left
 from onnxq.border.outgoing import Slot
 from onnxq.border.payload import FileSpan, MappedFile
 from onnxq.border.tensors import RecordTensor
@@ -40,20 +40,26 @@ def session_model(model: ir.Model, folder: Path) -> tuple[Path, dict[str, str]]:
     """
     root = Path(folder.resolve().anchor)
     path, data = folder / "model.onnx", folder / "model.onnx.data"
-    shell, slots = outgoing.shell(model, left_of(model))
+    shell, slots = outgoing.shell(model, Left())  # onnxruntime has no use for training information
     readable(slots)
     intact: dict[MappedFile, bool] = {}
     moved: list[Slot] = []
     for slot in slots:
-        payload = slot.tensor.payload if isinstance(slot.tensor, RecordTensor) else None
-        if isinstance(payload, FileSpan) and payload.file not in intact:
-            intact[payload.file] = payload.file.in_place()
-        if isinstance(payload, FileSpan) and intact[payload.file]:
-            location = payload.file.path.relative_to(root).as_posix()
-            set_external(slot.record, location, payload.offset, payload.size)
+        span = _span(slot.tensor)
+        if span and span.file not in intact:
+            intact[span.file] = span.file.in_place()
+        if span and intact[span.file]:
+            location = span.file.path.relative_to(root).as_posix()
+            set_external(slot.record, location, span.offset, span.size)
         else:
             moved.append(slot)
     with data.open("wb") as file:
         write_data(moved, file, data.resolve().relative_to(root).as_posix())
     path.write_bytes(shell.SerializeToString(deterministic=True))
     return path, {FOLDER_OPTION: str(root)}
+
+
+def _span(tensor: ir.TensorProtocol) -> FileSpan | None:
+    """Where a large tensor lies in a file, if it does."""
+    payload = tensor.payload if isinstance(tensor, RecordTensor) else None
+    return payload if isinstance(payload, FileSpan) and payload.size >= EXTERNAL_BYTES else None

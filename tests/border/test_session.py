@@ -106,3 +106,21 @@ def test_weights_in_constants_branches_and_functions(tmp_path: Path, build: Any)
     path, entries = border.session_model(border.open_model(tmp_path / "m.onnx").model, folder)
     np.testing.assert_array_equal(outputs(path, entries, feeds), want)
     assert (folder / "model.onnx.data").stat().st_size == 0
+
+
+def test_small_external_tensors_go_inside_and_training_info_stays_out(tmp_path: Path, build: Any) -> None:
+    """onnxruntime wants shapes inside the model."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    shape = onnx.numpy_helper.from_array(np.array([4, 32], np.int64), "shape")
+    graph = helper.make_graph(nodes, "g", [build.info("x", 2, 64)], [build.info("y", 4, 32)], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model.training_info.add().algorithm.node.append(helper.make_node("Relu", ["shape"], ["s"]))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    crossing = border.open_model(tmp_path / "m.onnx")
+    folder = tmp_path / "session"
+    folder.mkdir()
+    path, entries = border.session_model(crossing.model, folder)
+    written = onnx.load(path, load_external_data=False)
+    assert written.graph.initializer[0] == shape
+    assert not written.training_info
+    np.testing.assert_array_equal(outputs(path, entries, {"x": X}), X.reshape(4, 32))
