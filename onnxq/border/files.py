@@ -45,6 +45,8 @@ def inline_bytes(model: ir.Model, left: Left) -> bytes:
 
 def write(model: ir.Model, left: Left, path: Path, external: bool | None) -> None:
     """Write a model file, and its data file if it has one; see `onnxq.border.save`."""
+    if not path.name:
+        raise OptionError(f"cannot write '{path}': it is not the name of a file")
     shell, slots = outgoing.shell(model, left)
     readable(slots)
     sizes = [payload_size(slot.tensor) for slot in slots]

@@ -232,6 +232,8 @@ def test_targets_that_are_no_files(inline: Path, tmp_path: Path) -> None:
     for target in (tmp_path, Path(os.devnull)):
         with pytest.raises(OptionError, match="is not a regular file"):
             crossing.save(target)
+    with pytest.raises(OptionError, match="is not the name of a file"):
+        crossing.save("")
     with pytest.raises(OnnxqError, match=r"cannot write .*m\.onnx/out\.onnx"):
         crossing.save(inline / "out.onnx")
     assert names(tmp_path) == ["m.onnx"]
