@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.edit import all_graphs
-from onnxq.passbase import Context, Pipeline, run_step
+from onnxq.passbase import Context, Pass, Pipeline, flatten, run_step
 from onnxq.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,7 @@ def old_net() -> onnx.ModelProto:
         "var": rng.random(6) + 0.5,
     }
     weights = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in tensors.items()]
+    weights.append(numpy_helper.from_array(np.array([0, -1], np.int64), "shape"))
     fc = numpy_helper.from_array(rng.standard_normal((4, 96)).astype(np.float32))
     graph = helper.make_graph(
         [
@@ -68,7 +69,6 @@ def old_net() -> onnx.ModelProto:
             node("Identity", "r", "i"),
             node("MaxPool", "i", "p", kernel_shape=[2, 2], strides=[2, 2]),
             node("Dropout", "p", "d", ratio=0.5),
-            node("Constant", "", "shape", value=numpy_helper.from_array(np.array([0, -1], np.int64))),
             node("Reshape", "d shape", "f"),
             node("Constant", "", "fc", value=fc),
             node("Transpose", "fc", "fct", perm=[1, 0]),
@@ -79,7 +79,7 @@ def old_net() -> onnx.ModelProto:
         "old",
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT, [-1, 3, 8, 8]),
-            *(helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.dims) for t in weights),
+            *(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in weights),
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [-1, 4])],
         weights,
@@ -154,6 +154,20 @@ def test_a_quantized_model_keeps_its_pairs(run_passes: Callable[..., Any], same_
     before = Counter(n.op_type for n in proto.graph.node if n.op_type in pairs)
     assert Counter(op for op in out.ops() if op in pairs) == before and "BatchNormalization" in out.ops()
     same_numbers(proto, out.proto)
+
+
+@pytest.mark.parametrize("step", list(flatten(prepare())), ids=str)
+def test_every_step_works_alone(
+    step: Pass, run_passes: Callable[..., Any], same_numbers: Callable[..., None], tmp_path: Path
+) -> None:
+    """On a model of opset 7 nothing has been done to; and from a file with external data to a file."""
+    proto = old_net()
+    feeds = {"x": RNG.standard_normal((3, 3, 8, 8)).astype("f")}
+    same_numbers(proto, run_passes(proto, step).proto, feeds)
+    onnx.save(proto, tmp_path / "old.onnx", save_as_external_data=True, size_threshold=0, convert_attribute=True)
+    after = step.apply(tmp_path / "old.onnx")
+    onnx.save(after, tmp_path / "new.onnx")
+    same_numbers(old_net(), onnx.load(tmp_path / "new.onnx"), feeds)
 
 
 SOME = (
