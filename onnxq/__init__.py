@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from onnxq.api import Result as Result
     from onnxq.api import quantize as quantize
     from onnxq.api import run as run
-    from onnxq.compare import compare as compare
+    from onnxq.comparing import compare as compare
     from onnxq.foreign import proto_pass as proto_pass
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
@@ -21,7 +21,7 @@ _HOME = {
     "Result": "onnxq.api",
     "quantize": "onnxq.api",
     "run": "onnxq.api",
-    "compare": "onnxq.compare",
+    "compare": "onnxq.comparing",
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",

@@ -156,6 +156,39 @@ def run(
     return Result(ctx.report, path, kept.plan, kept.ranges, None if path else crossing)
 
 
+def make_plan(
+    model: ModelProto | bytes | str | Path,
+    data: Data | None = None,
+    *,
+    target: str | Path | Target = "ort-cpu",
+    recipe: str | Path = "int8",
+    parameters: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    """Run a quantization recipe up to its plan; nothing is quantized.
+
+    Args:
+        model: The float model.
+        data: Samples. Without them the plan is the one before calibration.
+        target: Name of a target, path of a target file, or a `Target`.
+        recipe: The recipe whose plan it is.
+        parameters: Parameters of the recipe.
+        **options: As for `run`.
+
+    Raises:
+        OptionError: The recipe has no plan step.
+        OnnxqError: As for `quantize`.
+    """
+    from onnxq.recipe import load_recipe
+
+    whole = load_recipe(recipe, parameters)
+    planning = [i for i, step in enumerate(whole.steps) if isinstance(step, Pass) and Plan in step.writes]
+    if not planning:
+        raise OptionError(f"recipe {whole.label} makes no plan")
+    steps = whole.steps[: planning[-1 if data is not None else 0] + 1]
+    return run(Pipeline(steps=steps, label=whole.label), model, data, target=target, **options)
+
+
 class _Keep(Instrument):
     """Holds on to plan and ranges, which go stale when pairs are inserted."""
 
@@ -175,7 +208,7 @@ def _stamp(crossing: Crossing, recipe: str, ctx: Context) -> None:
     props = crossing.model.metadata_props
     props["onnxq.version"], props["onnxq.recipe"] = onnxq.__version__, recipe
     feeds = ctx.maybe(Feeds)
-    if feeds is not None:
+    if feeds is not None and feeds.source.random:
         props["onnxq.data"] = feeds.source.describe()
 
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.compare import compare, race
+from onnxq.comparing import compare, race
 from onnxq.comparison import Comparison, Output
 from onnxq.errors import DataError, InputError, OptionError
 from onnxq.numerics.similarity import Agreement

@@ -33,7 +33,7 @@ def compare(
     import sys
 
     from onnxq.cli._common import log, progress
-    from onnxq.compare import compare as run
+    from onnxq.comparing import compare as run
     from onnxq.report.compare import parts
     from onnxq.report.tables import show, stdout
 

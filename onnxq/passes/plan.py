@@ -35,7 +35,7 @@ class MakePlan(Pass):
     """
 
     name: ClassVar[str] = "plan"
-    writes: ClassVar[frozenset[type[Fact]]] = frozenset({Plan})
+    writes: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Goal})
     maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Goal})
 
     target: str = "ort-cpu"

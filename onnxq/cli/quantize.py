@@ -1,0 +1,74 @@
+"""`onnxq quantize`: float model and samples in, quantized model and report out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onnxq.cli._options import Activations, Dynamic, Exclude, Force, Include, Method, Plan, Ranges, Search, Weights
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="ONNX file, or - for stdin.")],
+    out: Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="Where to write; - is stdout.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SRC", help="Samples: folder of .npz/.npy, images or test_data_set_*, module:function, or random."
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help="Runtime to write for (onnxq targets).")] = "ort-cpu",
+    activations: Activations = None,
+    weights: Weights = None,
+    method: Method = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Take at most this many samples.")] = None,
+    preprocessing: Annotated[str | None, typer.Option(metavar="YAML", help="How images become inputs.")] = None,
+    exclude: Exclude = None,
+    include: Include = None,
+    force: Force = None,
+    dynamic: Dynamic = None,
+    search: Search = None,
+    plan: Plan = None,
+    ranges: Ranges = None,
+    save_ranges: Annotated[str | None, typer.Option(metavar="JSON", help="Write the calibrated ranges.")] = None,
+    save_plan: Annotated[str | None, typer.Option(metavar="JSON", help="Write the plan that was carried out.")] = None,
+    report: Annotated[str | None, typer.Option(metavar="JSON", help="Write the report.")] = None,
+    recipe: Annotated[str, typer.Option(help="Recipe that does the work: int8, or dynamic (no data needed).")] = "int8",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    custom_op_library: Annotated[str | None, typer.Option(help="Shared library with kernels of custom ops.")] = None,
+) -> None:
+    """Quantize a float model: integers where the runtime is fast on them, float where they would hurt.
+
+    Nothing is written unless all went well. `onnxq plan` shows the decisions beforehand, `onnxq compare` judges the
+    result.
+    """
+    import sys
+
+    from rich.console import Console
+
+    from onnxq import api
+    from onnxq.cli import _common
+    from onnxq.cli._options import given
+    from onnxq.report import run as report_of
+    from onnxq.report.tables import show, stdout
+
+    _common.check_out(out)
+    parameters = given(
+        activations=activations, weights=weights, method=method, exclude=exclude, include=include, force=force,
+        dynamic=dynamic, search=search, plan=plan, ranges=ranges,
+    )  # fmt: skip
+    with _common.progress() as progress:
+        result = api.run(
+            recipe, _common.source(model), data, target=target, output=None if out == "-" else out,
+            parameters=parameters, samples=samples, preprocessing=preprocessing, progress=progress, seed=seed,
+            custom_op_library=custom_op_library,
+        )  # fmt: skip
+    if out == "-":
+        _common.send(result.model)
+    for path, content in ((save_ranges, result.ranges), (save_plan, result.plan)):
+        if path is not None:
+            _common.save_json(content, path)
+    if report is not None:
+        _common.save_json(report_of.to_json(result.report), report)
+    show(Console(file=sys.stderr, highlight=False) if out == "-" else stdout(), report_of.parts(result.report))
