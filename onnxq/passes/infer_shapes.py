@@ -28,13 +28,20 @@ class InferShapes(Pass):
     operators win, with a warning. Some ops of onnxruntime's own domain are known by the standard op they follow.
 
     Negative dims mean "unknown" and become that. A dim of 0 is an empty tensor, as onnxruntime reads it.
+
+    Attributes:
+        if_missing: Do nothing when every value has a type and a shape without unknown dims.
     """
 
     name: ClassVar[str] = "infer-shapes"
 
+    if_missing: bool = False
+
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Infer, merge, and say how many values stay without a shape."""
         made = [v for graph in nested_graphs(model.graph) for node in graph for v in node.outputs if v.name or v.uses()]
+        if self.if_missing and all(v.type is not None and _complete(v.shape) for v in made):
+            return False
         changed = _unknown_for_negative([*model.graph.inputs, *made], ctx)
         changed = _describe_constants(made) or changed
         try:
@@ -60,6 +67,10 @@ class InferShapes(Pass):
             names = ", ".join(f"'{v.name}'" for v in unknown[:3]) + (", …" if len(unknown) > 3 else "")
             ctx.note("shape-unknown", None, f"{len(unknown)} values without a shape: {names}", count=len(unknown))
         return changed
+
+
+def _complete(shape: ir.Shape | None) -> bool:
+    return shape is not None and all(isinstance(d, int) or d.value is not None for d in shape.dims)
 
 
 def _describe_constants(values: list[ir.Value]) -> bool:

@@ -116,6 +116,14 @@ def test_onnxruntime_ops_follow_a_standard_one(call: str, expected: str) -> None
     assert found["a"] == expected
 
 
+def test_if_missing_looks_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N,2] x) => (float[N,2] y) { a = Relu(x)  y = Relu(a) }'
+    model = ir.from_proto(parser.parse_model(text))
+    assert run_step(InferShapes(if_missing=True), model, Context())
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", None)
+    assert not run_step(InferShapes(if_missing=True), model, Context())
+
+
 def test_a_failing_inference_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise onnx.shape_inference.InferenceError("it went wrong\nin detail")
