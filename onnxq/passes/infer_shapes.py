@@ -70,7 +70,7 @@ class InferShapes(Pass):
 
 
 def _complete(shape: ir.Shape | None) -> bool:
-    return shape is not None and all(isinstance(d, int) or d.value is not None for d in shape.dims)
+    return shape is not None and all(isinstance(d, int) or _symbol(d.value) for d in shape.dims)
 
 
 def _describe_constants(values: list[ir.Value]) -> bool:
@@ -147,7 +147,11 @@ def _merge(value: ir.Value, info: onnx.TypeProto, shapes: dict[Dims, ir.Shape], 
     inferred = _dims(info)
     if inferred is None:
         return changed
-    known = None if value.shape is None else tuple([d if isinstance(d, int) else d.value for d in value.shape.dims])
+    known = (
+        None
+        if value.shape is None
+        else tuple([d if isinstance(d, int) else _symbol(d.value) for d in value.shape.dims])
+    )
     if known == inferred:
         return changed
     merged = inferred
@@ -165,7 +169,7 @@ def _merge(value: ir.Value, info: onnx.TypeProto, shapes: dict[Dims, ir.Shape], 
     return True
 
 
-def _symbol(name: str) -> str | None:
+def _symbol(name: str | None) -> str | None:
     """The name of an unknown dim; names like unk__3 are onnx's own for "some number", not worth keeping."""
     return name if name and not name.startswith("unk__") else None
 
