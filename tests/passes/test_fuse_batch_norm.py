@@ -277,8 +277,7 @@ def test_metadata_of_both_is_kept(run_passes: Callable[..., Any]) -> None:
     proto = build([node("Conv", "x w", "c"), bn("c")], (1, 4, 5, 5), w=(6, 4, 3, 3), **stats(6))
     for made, key in zip(proto.graph.node, "ab", strict=True):
         made.metadata_props.add(key=key, value=key)
-    out = run_passes(proto, FuseBatchNorm())
-    (conv,) = out.proto.graph.node
+    (conv,) = run_passes(proto, FuseBatchNorm()).proto.graph.node
     assert conv.name == "Conv_c"
     assert {p.key: p.value for p in conv.metadata_props} == {"a": "a", "b": "b", "onnxq.pass": "fuse-batch-norm"}
 
