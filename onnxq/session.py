@@ -1,4 +1,4 @@
-"""The one way to make an onnxruntime session: always from a file, quiet, with errors that name the remedy."""
+"""The one way to make an onnxruntime session: weights always from files, quiet, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Session:
         outputs: Names of the outputs, in the order `run` returns them.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, str], runtime: Runtime) -> None:
+    def __init__(self, model: bytes | str, entries: Mapping[str, str], runtime: Runtime) -> None:
         import onnxruntime as ort
 
         try:
-            self._ort = ort.InferenceSession(str(path), _options(runtime, entries), providers=["CPUExecutionProvider"])
+            self._ort = ort.InferenceSession(model, _options(runtime, entries), providers=["CPUExecutionProvider"])
         except OptionError:
             raise
         except Exception as error:
@@ -102,7 +102,7 @@ def open_session(
         OptionError: The custom-op library cannot be loaded.
     """
     if not isinstance(source, ir.Model):
-        yield Session(Path(source), {}, runtime)
+        yield Session(str(source), {}, runtime)
         return
     model = source if outputs is None else _with_outputs(source, outputs)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
