@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", default=",".join(TASKS), help="comma separated: " + ", ".join(TASKS))
     parser.add_argument("--quantizers", default=",".join(QUANTIZERS), help="comma separated; may be empty with --file")
     parser.add_argument("--file", type=Path, action="append", default=[], help="also judge this model file")
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="latency thread counts; none: no latency")
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=[1, 2], help="latency thread counts; none: no latency"
+    )
     parser.add_argument("--json", type=Path, default=cache_dir() / "accuracy.json")
     parser.add_argument("--keep", type=Path, help="keep the quantized files in this folder")
     args = parser.parse_args(argv)

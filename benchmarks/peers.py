@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -30,8 +32,8 @@ def onnxruntime_static(model: Path, feeds: Iterable[Feed], out: Path, **options:
 
     Models below opset 13 are upgraded first: per-channel Q/DQ does not exist there and the tool writes it all the same.
     """
-    logging.getLogger().setLevel(logging.ERROR)
-    feeds = list(feeds)
+    logging.getLogger().setLevel(logging.CRITICAL)
+    feeds, out = list(feeds), out.resolve()
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.onnx"
         prepare(model, ready)
@@ -53,9 +55,21 @@ def prepare(model: Path, out: Path) -> None:
         proto = version_converter.convert_version(proto, UPGRADE_TO)
     upgraded = out.with_suffix(".upgraded.onnx")
     onnx.save(proto, upgraded)
+    with _inside(out.parent):
+        try:
+            quant_pre_process(str(upgraded), str(out))
+        except Exception as error:  # the tool raises a bare Exception when symbolic shape inference gives up
+            if "symbolic shape inference" not in str(error):
+                raise
+            quant_pre_process(str(upgraded), str(out), skip_symbolic_shape=True)
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Work in a folder: the tool leaves files of its own in the current one."""
+    before = Path.cwd()
+    os.chdir(folder)
     try:
-        quant_pre_process(str(upgraded), str(out))
-    except Exception as error:  # the tool raises a bare Exception when symbolic shape inference gives up
-        if "symbolic shape inference" not in str(error):
-            raise
-        quant_pre_process(str(upgraded), str(out), skip_symbolic_shape=True)
+        yield
+    finally:
+        os.chdir(before)

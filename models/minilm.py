@@ -104,9 +104,7 @@ class _Builder:
         hidden = self.gelu(self.linear(x, f"{source}.intermediate.dense", f"{name}.up"), f"{name}.gelu")
         down = self.linear(hidden, f"{source}.output.dense", f"{name}.down")
         name_out = "last_hidden_state" if index == LAYERS - 1 else f"{name}.norm2"
-        return self.norm(
-            self.node("Add", [down, x], f"{name}.residual2"), f"{source}.output.LayerNorm", name_out
-        )
+        return self.norm(self.node("Add", [down, x], f"{name}.residual2"), f"{source}.output.LayerNorm", name_out)
 
 
 def build(target: Path) -> None:
