@@ -34,7 +34,7 @@ class SpareSensitive(Pass):
         enough: Signal to noise ratio of the outputs, in dB, at which nothing needs to be spared.
         budget: Share of the integer work that may go back to float.
         samples: Samples to measure on, spread over the data.
-        trials: Layers to try singly, those between the noisiest values first.
+        trials: Plans to try, at most: groups of neighbours first, then the members of the best groups.
         max_layers: Models with more planned layers are left as they are, with a note.
         max_weights: Megabytes of planned weights beyond which the same holds.
     """
@@ -46,8 +46,8 @@ class SpareSensitive(Pass):
 
     search: bool = True
     enough: float = 40.0
-    budget: float = 0.06
-    samples: int = 4
+    budget: float = 0.1
+    samples: int = 8
     trials: int = 48
     max_layers: int = 400
     max_weights: int = 512
