@@ -14,37 +14,36 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.data import text
 from benchmarks.latency import latency
+from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import THREADS, Task
-from benchmarks.tasks.digits import DIGITS
-from benchmarks.tasks.images import ORIENTATION
 from models.fetch import NotServed
 from onnxq.report.tables import human_bytes, show, stdout, table
 
-MODELS: dict[str, tuple[Task, str]] = {
-    "orientation": (ORIENTATION, "which way up is a page? Rendered pages, each turned four ways"),
-    "lenet": (DIGITS, "which digit is it? MNIST digits that were not used in training"),
+MODELS: dict[str, Callable[[], str]] = {
+    "orientation": lambda: f"which way up is a page? Pages rendered from {text.sources()}, each turned four ways",
+    "lenet": lambda: "which digit is it? MNIST digits that were not used in training",
 }
 
 
-def prepare(name: str, out: Path) -> Path:
+def prepare(task: Task, out: Path) -> Path:
     """Put model and calibration samples into an empty folder; the model's path.
 
     Raises:
         NotServed: The model's package cannot be had here.
     """
-    task, _ = MODELS[name]
     source = task.model()
     if out.exists():
         shutil.rmtree(out)
     samples = out / "calibration"
     samples.mkdir(parents=True)
-    model = Path(shutil.copy(source, out / f"{name}.onnx"))
+    model = Path(shutil.copy(source, out / f"{task.name}.onnx"))
     for i, feed in enumerate(task.calibration()):
         np.savez(samples / f"{i:03}.npz", **feed)
     return model
@@ -75,26 +74,33 @@ def rows(task: Task, model: Path, quantized: Path) -> list[list[str]]:
         [task.main, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points"],
         ["same answer as float", "", f"{like['agree']:.1%}", ""],
         ["cosine of the outputs", "", f"{like['cosine']:.5f}", ""],
-        ["file size", *(human_bytes(size) for size in sizes), f"{sizes[0] / sizes[1]:.1f}x smaller"],
-        ["latency, onnxruntime CPU", *(f"{ms:.3g} ms" for ms in times), f"{times[0] / times[1]:.1f}x faster"],
+        ["file size", *map(human_bytes, sizes), _times(sizes[0] / sizes[1], "smaller", "larger")],
+        [
+            "latency, onnxruntime CPU",
+            *(f"{ms:.3g} ms" for ms in times),
+            _times(times[0] / times[1], "faster", "slower"),
+        ],
     ]
+
+
+def _times(ratio: float, more: str, less: str) -> str:
+    return f"{ratio:.1f}x {more}" if ratio >= 1 else f"{1 / ratio:.1f}x {less}"
 
 
 def demo(name: str, out: Path) -> None:
     """Quantize one of `MODELS` inside ``out`` and print the table."""
-    task, question = MODELS[name]
-    model = prepare(name, out)
-    print(f"{task.title}: {question}.\n", flush=True)
+    task = TASKS[name]
+    model = prepare(task, out)
+    print(f"{task.title}: {MODELS[name]()}.\n", flush=True)
     quantized = quantize(model, out)
     title = f"\n{task.title}, {len(task.test_feeds)} labelled samples, {THREADS} threads"
     show(stdout(), [table(title, ["", "float", "INT8", ""], rows(task, model, quantized), numbers=(1, 2))])
-    print(
-        f"\nIs it still the model, output by output?\n$ onnxq compare {model} {quantized} --data {out / 'calibration'}"
-    )
+    print("\nIs it still the model, output by output?")
+    print(f"$ onnxq compare {model} {quantized} --data {out / 'calibration'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the command line; the exit code of `onnxq quantize` when that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="orientation")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder to work in; emptied first")
