@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.data import text
 from benchmarks.latency import latency
 from benchmarks.tasks import TASKS
-from benchmarks.tasks.base import THREADS, Task
+from benchmarks.tasks.base import Task
 from models.fetch import NotServed
 from onnxq.report.tables import human_bytes, show, stdout, table
 
@@ -33,15 +33,14 @@ MODELS: dict[str, Callable[[], str]] = {
 
 
 def prepare(task: Task, out: Path) -> Path:
-    """Put model and calibration samples into an empty folder; the model's path.
+    """Put model and calibration samples into a folder; the model's path.
 
     Raises:
         NotServed: The model's package cannot be had here.
     """
     source = task.model()
-    if out.exists():
-        shutil.rmtree(out)
     samples = out / "calibration"
+    shutil.rmtree(samples, ignore_errors=True)
     samples.mkdir(parents=True)
     model = Path(shutil.copy(source, out / f"{task.name}.onnx"))
     for i, feed in enumerate(task.calibration()):
@@ -69,14 +68,14 @@ def rows(task: Task, model: Path, quantized: Path) -> list[list[str]]:
     before, after = (task.score(answers)[task.main] for answers in (expected, got))
     like = task.compare(got, expected)
     sizes = [file.stat().st_size for file in (model, quantized)]
-    times = latency([model, quantized], task.test_feeds[:3], THREADS)
+    times = latency([model, quantized], task.test_feeds[:3], threads=1)
     return [
         [task.main, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points"],
         ["same answer as float", "", f"{like['agree']:.1%}", ""],
         ["cosine of the outputs", "", f"{like['cosine']:.5f}", ""],
         ["file size", *map(human_bytes, sizes), _times(sizes[0] / sizes[1], "smaller", "larger")],
         [
-            "latency, onnxruntime CPU",
+            "latency, 1 CPU thread",
             *(f"{ms:.3g} ms" for ms in times),
             _times(times[0] / times[1], "faster", "slower"),
         ],
@@ -93,7 +92,7 @@ def demo(name: str, out: Path) -> None:
     model = prepare(task, out)
     print(f"{task.title}: {MODELS[name]()}.\n", flush=True)
     quantized = quantize(model, out)
-    title = f"\n{task.title}, {len(task.test_feeds)} labelled samples, {THREADS} threads"
+    title = f"\n{task.title}, {len(task.test_feeds)} labelled samples"
     show(stdout(), [table(title, ["", "float", "INT8", ""], rows(task, model, quantized), numbers=(1, 2))])
     print("\nIs it still the model, output by output?")
     print(f"$ onnxq compare {model} {quantized} --data {out / 'calibration'}")
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code of `onnxq quantize` when that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="orientation")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder to work in; emptied first")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder to work in")
     args = parser.parse_args(argv)
     try:
         demo(args.model, args.out)
