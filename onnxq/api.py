@@ -12,9 +12,11 @@ import onnx_ir as ir
 
 import onnxq
 from onnxq.border import Crossing, open_model
+from onnxq.collector import relaxed
 from onnxq.context import Context, Progress, Report
 from onnxq.errors import OptionError
 from onnxq.facts import Feeds, Goal, Plan, Ranges
+from onnxq.instruments import Timing
 from onnxq.look import all_graphs
 from onnxq.passbase import Instrument, Pass, Pipeline, Step
 from onnxq.planfile import plan_json
@@ -92,6 +94,7 @@ def quantize(
     )  # fmt: skip
 
 
+@relaxed()
 def run(
     recipe: str | Path | Pipeline,
     model: ModelProto | bytes | str | Path,
@@ -147,7 +150,7 @@ def run(
         raise OptionError("samples and preprocessing need data")
     before = weight_bytes(crossing)
     kept = _Keep()
-    replace(pipeline, instruments=(*pipeline.instruments, kept)).run(crossing.model, ctx)
+    replace(pipeline, instruments=(Timing(), *pipeline.instruments, kept)).run(crossing.model, ctx)
     _stamp(crossing, pipeline.label, ctx)
     ctx.report.tables |= {"plan": kept.plan, "weights": {"before": before, "after": weight_bytes(crossing)}}
     path = Path(output) if output is not None else None

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxq import api
 from onnxq.border import open_model
 from onnxq.calibration.sources import open_source
 from onnxq.context import Context
@@ -109,6 +110,8 @@ def test_timing_has_one_row_a_step() -> None:
     Pipeline(steps=(CountNodes(), Scale()), instruments=(Timing(),)).run(model(), ctx)
     assert [name for name, _ in ctx.report.seconds] == ["count-nodes", "scale"]
     assert all(0 <= seconds < 1 for _, seconds in ctx.report.seconds)
+    again = api.run(Pipeline(steps=(CountNodes(), Scale())), proto()).report
+    assert [name for name, _ in again.seconds] == ["count-nodes", "scale"]
 
 
 def test_dumps_are_numbered_and_hold_the_model_of_that_moment(tmp_path: Path) -> None:

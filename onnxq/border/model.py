@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from onnxq.border.admit import Admission
 from onnxq.border.incoming import Incoming, Maker, placed
 from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
 from onnxq.border.wire import marked
+from onnxq.collector import relaxed
 from onnxq.diagnostics import Diagnostic, Place, Severity
 from onnxq.errors import InputError, UnsupportedError
 from onnxq.look import all_graphs, nested_graphs
@@ -71,15 +71,8 @@ def build(incoming: Incoming) -> ir.Model:
         InputError: The message is no valid model in a way that cannot be carried.
         UnsupportedError: The IR cannot hold it.
     """
-    # Nothing becomes garbage here, yet the collector would go through the growing model again and again: 0.83 s against
-    # 0.51 s for 10 000 nodes.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with relaxed():
         return _build(incoming)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _build(incoming: Incoming) -> ir.Model:

@@ -61,7 +61,7 @@ def run(
     names = _common.registry(pass_dir or ())
     overrides = _common.settings(set_, "--set")
     pipeline = load_recipe(recipe, _common.settings(param, "--param"), overrides=overrides, registry=names)
-    hooks: list[Instrument] = [instruments.Timing()]
+    hooks: list[Instrument] = []
     if dump_after:
         hooks.append(instruments.DumpAfter(dump_dir, dump_after, pipeline))
     if verify_each:
