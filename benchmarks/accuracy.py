@@ -16,6 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from benchmarks.latency import latency
 from benchmarks.peers import onnxruntime_static
 from benchmarks.tasks import TASKS
@@ -88,21 +91,19 @@ def compare(
 
 
 def print_rows(task: Task, rows: Sequence[Row]) -> None:
-    """One task's rows as a table; the speed-up is over the float model."""
-    names = list(rows[-1].metrics)
-    threads = list(rows[0].milliseconds)
-    heads = [*names, "MB", "size", *(f"ms {t}t" for t in threads), *(f"x {t}t" for t in threads)]
-    print(f"\n{task.title} ({len(task.test_feeds)} samples)")
-    print(f"  {'':14}" + "".join(f"{h:>16}" if len(h) > 9 else f"{h:>10}" for h in heads))
+    """One task's rows as a table; size is the share of the float file, speed-ups are over the float model."""
+    table = Table(title=f"{task.title}, {len(task.test_feeds)} samples", title_justify="left")
+    names, threads = list(rows[-1].metrics), list(rows[0].milliseconds)
+    latencies = [f"{what}, {'1 thread' if t == 1 else f'{t} threads'}" for t in threads for what in ("ms", "speed-up")]
+    for head in ("model", *names, "MB", "size", *latencies):
+        table.add_column(head, justify="left" if head == "model" else "right")
     for row in rows:
         cells = [f"{row.metrics[n]:.4f}" if n in row.metrics else "" for n in names]
-        cells += [f"{row.megabytes:.2f}", f"{row.size_ratio:.3f}"]
-        cells += [f"{row.milliseconds[t]:.2f}" for t in threads] + [f"{row.speedup[t]:.2f}" for t in threads]
-        print(
-            f"  {row.variant:14}"
-            + "".join(f"{c:>16}" if len(h) > 9 else f"{c:>10}" for h, c in zip(heads, cells, strict=True)),
-            flush=True,
-        )
+        cells += [f"{row.megabytes:.2f}", f"{row.size_ratio:.1%}"]
+        for t in threads:
+            cells += [f"{row.milliseconds[t]:.2f}", f"{row.speedup[t]:.2f}"]
+        table.add_row(row.variant, *cells)
+    Console(width=max(120, Console().width)).print(table)
 
 
 def _choose(text: str, known: Sequence[str]) -> list[str]:
