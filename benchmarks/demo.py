@@ -16,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,8 @@ def prepare(task: Task, out: Path) -> Path:
     shutil.rmtree(samples, ignore_errors=True)
     samples.mkdir(parents=True)
     model = Path(shutil.copy(source, out / f"{task.name}.onnx"))
-    for i, feed in enumerate(task.calibration()):
+    feeds: list[dict[str, Any]] = task.calibration()
+    for i, feed in enumerate(feeds):
         np.savez(samples / f"{i:03}.npz", **feed)
     return model
 

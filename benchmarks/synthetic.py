@@ -72,7 +72,7 @@ def transformer(nodes: int, width: int = 16, heads: int = 2, tokens: int = 8) ->
     head = width // heads
     split = b.constant(np.array([1, tokens, heads, head], np.int64))
     joined = b.constant(np.array([1, tokens, width], np.int64))
-    scale, root2, one, half = (b.constant(np.float32(v)) for v in (head**-0.5, 2**0.5, 1.0, 0.5))
+    scale, root2, one, half = (b.constant(np.array(v, np.float32)) for v in (head**-0.5, 2**0.5, 1.0, 0.5))
 
     def linear(x: str, fan_in: int, fan_out: int) -> str:
         product = b.op("MatMul", x, b.normal((fan_in, fan_out), fan_in**-0.5))

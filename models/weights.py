@@ -19,8 +19,12 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
-TORCH_STORAGES = {"FloatStorage": np.dtype("<f4"), "HalfStorage": np.dtype("<f2"), "LongStorage": np.dtype("<i8")}
-SAFETENSORS_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8")}
+TORCH_STORAGES = {
+    "FloatStorage": np.dtype("<f4"),
+    "HalfStorage": np.dtype("<f2"),
+    "LongStorage": np.dtype("<i8"),
+}
+SAFETENSORS_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8")}
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def safetensors(path: Path) -> dict[str, Array]:
 
     def tensor(entry: dict[str, Any]) -> Array:
         start, stop = entry["data_offsets"]
-        return np.frombuffer(body[start:stop], SAFETENSORS_TYPES[entry["dtype"]]).reshape(entry["shape"])
+        flat: Array = np.frombuffer(body[start:stop], SAFETENSORS_TYPES[entry["dtype"]])
+        return flat.reshape(entry["shape"])
 
     return {name: tensor(entry) for name, entry in header.items()}
 

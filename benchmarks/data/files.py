@@ -33,10 +33,10 @@ def labelled(per_type: int, seed: int) -> list[tuple[bytes, str]]:
         paths = sorted(found[kind])
         rng.shuffle(paths)
         chosen: list[tuple[bytes, str]] = []
-        for path in map(Path, paths):
+        for file in map(Path, paths):
             if len(chosen) == per_type:
                 break
-            if path.stat().st_size >= SMALLEST and os.access(path, os.R_OK):
-                chosen.append((path.read_bytes(), kind))
+            if file.stat().st_size >= SMALLEST and os.access(file, os.R_OK):
+                chosen.append((file.read_bytes(), kind))
         out += chosen
     return out

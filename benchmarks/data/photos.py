@@ -19,10 +19,10 @@ from models.fetch import fetch
 from models.weights import Array
 
 SIDE = 224
-SKIMAGE = (
-    "astronaut.png chelsea.png coffee.png rocket.jpg motorcycle_left.png hubble_deep_field.jpg retina.jpg ihc.png "
-    "grass.png gravel.png brick.png camera.png coins.png page.png"
-).split()
+SKIMAGE = [
+    "astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "motorcycle_left.png", "hubble_deep_field.jpg",
+    "retina.jpg", "ihc.png", "grass.png", "gravel.png", "brick.png", "camera.png", "coins.png", "page.png",
+]  # fmt: skip
 
 
 @cache

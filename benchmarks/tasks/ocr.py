@@ -25,7 +25,7 @@ def _read_score(read: list[str], truth: list[str]) -> Metrics:
 
 def _classes(outputs: Sequence[Array]) -> Array:
     """The winning class of every step of the only sample."""
-    return outputs[0].argmax(-1).ravel().astype(np.int32)
+    return np.asarray(outputs[0].argmax(-1).ravel(), np.int32)
 
 
 def _same_text(answers: list[Array], reference: list[Array]) -> Metrics:
@@ -94,7 +94,7 @@ def _page_feed(page: Image.Image) -> Feed:
 
 
 def _mask(outputs: Sequence[Array]) -> Array:
-    return outputs[0][0, 0] > THRESHOLD
+    return np.asarray(outputs[0][0, 0] > THRESHOLD)
 
 
 def _page_score(answers: list[Array]) -> Metrics:

@@ -133,7 +133,7 @@ def export(weights: Weights) -> onnx.ModelProto:
     def layer(op: str, name: str, x: str, y: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(op, [x, f"{name}.weight", f"{name}.bias"], [y], name=name, **attributes)
 
-    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    window: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
     nodes = [
         layer("Conv", "conv1", "image", "conv1_out", kernel_shape=[5, 5]),
         helper.make_node("Relu", ["conv1_out"], ["relu1_out"], name="relu1"),
