@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ from onnxq.edit import all_graphs
 from onnxq.passbase import Context, Pass, Pipeline, flatten, run_step
 from onnxq.recipe import load_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 RNG = np.random.default_rng(0)
 
@@ -234,16 +230,6 @@ def test_light_models(path: Path, run_model: Callable[..., list[Any]], random_fe
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def zoo() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("zoo_fetch", ROOT / "models" / "fetch.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["zoo_fetch"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 REAL: dict[str, tuple[dict[str, tuple[int, ...]], set[str]]] = {
     "orientation": ({"x": (1, 3, 224, 224)}, {"BatchNormalization", "Identity"}),
     "ocr-rec": ({"x": (1, 3, 48, 160)}, {"BatchNormalization", "Constant", "Clip"}),
@@ -257,11 +243,8 @@ REAL: dict[str, tuple[dict[str, tuple[int, ...]], set[str]]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("ocr-det", "ddddocr") else n for n in REAL]
 )
-def test_real_models(name: str, zoo: ModuleType, run_model: Callable[..., list[Any]]) -> None:
-    try:
-        proto = onnx.load(zoo.fetch(name))
-    except zoo.NotServed as error:
-        pytest.skip(str(error))
+def test_real_models(name: str, real_model: Callable[[str], Path], run_model: Callable[..., list[Any]]) -> None:
+    proto = onnx.load(real_model(name))
     shapes, gone = REAL[name]
     model = ir.from_proto(proto)
     run_step(prepare(), model, Context())
