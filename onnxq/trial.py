@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxq.edit import Namer, add_initializer, replace_uses
 from onnxq.facts import Edge, Plan
-from onnxq.look import all_nodes
+from onnxq.look import all_nodes, onnx_op
 from onnxq.numerics.spec import Encoding, QType
 from onnxq.session import Runtime, Session, open_session
 from onnxq.weights import onnx_dtype, rounded_weight
@@ -26,6 +26,8 @@ Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Array]
 
 IR_VERSION = 10
+SQUASHES = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid", "Tanh", "ArgMax", "Identity", "Cast"})
+SQUASHES |= {"Reshape", "Squeeze", "Flatten", "Transpose", "Unsqueeze"}
 ON, SCALE, ZERO = "onnxq_on", "onnxq_scale", "onnxq_zero_point"
 
 
@@ -95,7 +97,8 @@ def open_trial(
     Raises:
         InputError: onnxruntime cannot load or run it.
     """
-    with open_session(model, runtime) as session:
+    watched = measured_values(model)
+    with open_session(model, runtime, outputs=watched) as session:
         exact = [session.run(feeds) for feeds in samples]
     copy = model.clone()
     copy.ir_version = max(copy.ir_version or 0, IR_VERSION)
@@ -112,8 +115,23 @@ def open_trial(
         builder.value(twins[value], index, readers.get(value, []), value in plan.outputs)
     for edge, encoding in weights.items():
         builder.weight(Edge(nodes[edge.node], edge.index), edge.value, encoding)
-    with open_session(copy, runtime) as session:
+    with open_session(copy, runtime, outputs=[twins[v] for v in watched]) as session:
         yield Trial(session, values, samples, exact, qtype)
+
+
+def measured_values(model: ir.Model) -> list[ir.Value]:
+    """The values that noise is measured on: float outputs, looked through what squashes or picks.
+
+    Behind a Softmax one changed answer outweighs everything else; in front of it errors add up as they are made.
+    """
+    found: dict[ir.Value, None] = {}
+    for output in model.graph.outputs:
+        value, node = output, output.producer()
+        while onnx_op(node, *SQUASHES) and node is not None and node.inputs[0] is not None:
+            value, node = node.inputs[0], node.inputs[0].producer()
+        if value.producer() is not None:
+            found[value] = None
+    return list(found)
 
 
 class _Builder:
