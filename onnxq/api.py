@@ -17,7 +17,7 @@ from onnxq.context import Context, Progress, Report
 from onnxq.errors import OptionError
 from onnxq.facts import Feeds, Goal, Plan, Ranges
 from onnxq.instruments import Timing
-from onnxq.look import all_graphs
+from onnxq.look import all_graphs, nbytes
 from onnxq.passbase import Instrument, Pass, Pipeline, Step
 from onnxq.planfile import plan_json
 from onnxq.targets import Target, load_target
@@ -218,4 +218,4 @@ def _stamp(crossing: Crossing, recipe: str, ctx: Context) -> None:
 def weight_bytes(crossing: Crossing) -> int:
     """Bytes of all initializers in all scopes, as stored."""
     tensors = [v.const_value for g in all_graphs(crossing.model) for v in g.initializers.values()]
-    return sum(t.nbytes for t in tensors if t is not None)
+    return sum(nbytes(t) for t in tensors if t is not None)

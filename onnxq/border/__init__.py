@@ -157,6 +157,6 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool |
 def _message(model: ir.Model, left: Left) -> ModelProto:
     proto, slots = outgoing.shell(model, left)
     for slot in slots:
-        if not isinstance(slot.tensor, Elsewhere):
+        if type(slot.tensor) is not Elsewhere:
             slot.fill()
     return proto

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.border import outgoing
 from onnxq.border.model import Left
 from onnxq.border.outgoing import Slot
-from onnxq.border.tensors import Elsewhere, RecordTensor, drop_data, payload_size
+from onnxq.border.tensors import Elsewhere, RecordTensor, drop_data
 from onnxq.border.wire import MARK_BYTES, mark, splice
 from onnxq.errors import OnnxqError, OptionError
 
@@ -39,7 +39,7 @@ def inline_bytes(model: ir.Model, left: Left) -> bytes:
     """
     shell, slots = outgoing.shell(model, left)
     sink = io.BytesIO()
-    _Inline(shell, [slot for slot in slots if not isinstance(slot.tensor, Elsewhere)]).write(sink)
+    _Inline(shell, [slot for slot in slots if type(slot.tensor) is not Elsewhere]).write(sink)
     return sink.getvalue()
 
 
@@ -49,7 +49,7 @@ def write(model: ir.Model, left: Left, path: Path, external: bool | None) -> Non
         raise OptionError(f"cannot write '{path}': it is not the name of a file")
     shell, slots = outgoing.shell(model, left)
     readable(slots)
-    sizes = [payload_size(slot.tensor) for slot in slots]
+    sizes = [slot.size for slot in slots]
     if external is None:
         external = left.external or sum(sizes) > INLINE_BYTES
     external = external and max(sizes, default=0) >= EXTERNAL_BYTES
@@ -84,7 +84,7 @@ def readable(slots: Sequence[Slot]) -> None:
         InputError: Names the first one.
     """
     for slot in slots:
-        if isinstance(slot.tensor, Elsewhere):
+        if type(slot.tensor) is Elsewhere:
             raise slot.tensor.refusal()
 
 
@@ -95,12 +95,12 @@ class _Inline:
         tag = secrets.token_bytes(_TAG_BYTES)
         self.slots: list[Slot] = []
         for slot in slots:
-            if slot.complete or payload_size(slot.tensor) < EXTERNAL_BYTES:
+            if slot.size < EXTERNAL_BYTES or slot.complete:
                 slot.fill()
             else:
                 slot.record.raw_data = mark(tag, len(self.slots))
                 self.slots.append(slot)
-        sizes = [payload_size(slot.tensor) for slot in self.slots]
+        sizes = [slot.size for slot in self.slots]
         self.pieces, self.size = splice(shell.SerializeToString(deterministic=True), tag, sizes)
 
     def write(self, sink: BinaryIO) -> None:
@@ -118,7 +118,7 @@ class _Inline:
 def write_data(slots: Sequence[Slot], data: BinaryIO, location: str) -> None:
     """Write the large tensors to a data file, and where they are into their records; small ones go into the records."""
     for slot in slots:
-        size = payload_size(slot.tensor)
+        size = slot.size
         if size < EXTERNAL_BYTES:
             slot.fill()
             continue
@@ -139,7 +139,7 @@ def set_external(record: TensorProto, location: str, offset: int, length: int) -
 
 def _write_tensor(slot: Slot, sink: BinaryIO) -> None:
     start, tensor = sink.tell(), slot.tensor
-    while isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, RecordTensor):
+    while isinstance(tensor, ir.LazyTensor) and type(tensor) is not RecordTensor:
         tensor = tensor.raw()
     if isinstance(tensor, ir.Tensor) and not tensor.numpy().flags.c_contiguous:
         # NumPy writes such arrays value by value, four times slower than a copy and a write.

@@ -6,7 +6,8 @@ would add a value_info for every initializer, double the metadata of tensors, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import onnx_ir as ir
@@ -34,15 +35,16 @@ _SMALL = 128
 
 
 class Slot(NamedTuple):
-    """A record and the tensor that has its data."""
+    """A record, the tensor that has its data, and how many bytes they are."""
 
     record: TensorProto
     tensor: ir.TensorProtocol
+    size: int
 
     @property
     def complete(self) -> bool:
         """Whether the record holds the data already."""
-        return isinstance(self.tensor, RecordTensor) and self.tensor.payload is None
+        return type(self.tensor) is RecordTensor and self.tensor.payload is None
 
     def fill(self) -> None:
         """Write the data into the record."""
@@ -57,10 +59,8 @@ class Slot(NamedTuple):
         Raises:
             InputError: Names the tensor.
         """
-        if size != payload_size(self.tensor):
-            raise InputError(
-                f"tensor '{self.record.name}' has {size} bytes, and its type and shape need {payload_size(self.tensor)}"
-            )
+        if size != self.size:
+            raise InputError(f"tensor '{self.record.name}' has {size} bytes, and its type and shape need {self.size}")
 
 
 def shell(model: ir.Model, left: Left) -> tuple[ModelProto, list[Slot]]:
@@ -86,6 +86,7 @@ class _Writer:
     def __init__(self, model: ir.Model) -> None:
         self.source = model
         self.slots: list[Slot] = []
+        self._types: dict[tuple[object, ...], TypeProto] = {}
 
     def model(self) -> ModelProto:
         source, out = self.source, ModelProto(ir_version=self.source.ir_version)
@@ -116,7 +117,7 @@ class _Writer:
             self.node(node, out.node.add())
             for value in node.outputs:
                 if value.name and not value.is_graph_output() and _says_something(value):
-                    ir.serde.serialize_value_into(out.value_info.add(), value)
+                    self.value(value, out.value_info.add())
         for value in graph.outputs:
             _boundary(value, 1, out.output.add())
         _annotations(graph, out)
@@ -125,7 +126,7 @@ class _Writer:
         tensor = value.const_value
         if tensor is None:
             raise ValueError(f"initializer '{value.name}' has no tensor")
-        if isinstance(tensor, SparseTensor):
+        if type(tensor) is SparseTensor:
             sparse = out.sparse_initializer.add()
             sparse.CopyFrom(tensor.record)
             sparse.values.name = value.name or ""
@@ -135,18 +136,38 @@ class _Writer:
         record.name = value.name or ""
 
     def tensor(self, tensor: ir.TensorProtocol, out: TensorProto) -> None:
-        if isinstance(tensor, RecordTensor):
+        if type(tensor) is RecordTensor:
             tensor.head_into(out)
-            if tensor.payload is None and tensor.size < _SMALL:
+            text = tensor.dtype is ir.DataType.STRING
+            if tensor.payload is None and (text or math.prod(tensor.record.dims) < _SMALL):
                 return
-        elif isinstance(tensor, Elsewhere):
+        elif type(tensor) is Elsewhere:
             out.CopyFrom(tensor.record)
         elif tensor.dtype == ir.DataType.STRING:
             ir.serde.serialize_tensor_into(out, tensor)
             return
         else:
             _head(tensor, out)
-        self.slots.append(Slot(out, tensor))
+        self.slots.append(Slot(out, tensor, payload_size(tensor)))
+
+    def value(self, value: ir.Value, out: ValueInfoProto) -> None:
+        """Describe a value as the serializer of `onnx_ir` does; types are made once and copied."""
+        kind, shape = value.type, value.shape
+        if (
+            not (type(kind) is ir.TensorType and shape is not None)
+            or (value.metadata_props or value.doc_string or kind.denotation)
+            or any(map(shape.get_denotation, range(len(shape))))
+        ):
+            ir.serde.serialize_value_into(out, value)
+            return
+        key = (kind.dtype, *[d if isinstance(d, int) else d.value for d in shape])
+        known = self._types.get(key)
+        if known is None:
+            ir.serde.serialize_value_into(out, value)
+            self._types[key] = out.type
+        else:
+            out.name = cast("str", value.name)
+            out.type.CopyFrom(known)
 
     def node(self, node: ir.Node, out: NodeProto) -> None:
         out.op_type = node.op_type
@@ -234,12 +255,13 @@ def _texts(source: Any, out: Any) -> None:
 def _head(tensor: ir.TensorProtocol, out: TensorProto) -> None:
     """Everything of a tensor but its name and data."""
     out.data_type = cast("TensorProto.DataType", tensor.dtype.value)
-    out.dims.extend(tensor.shape.numpy())
+    out.dims.extend(cast("tuple[int, ...]", tensor.shape.dims))
     if tensor.name:
         out.name = tensor.name
     if tensor.doc_string:
         out.doc_string = tensor.doc_string
-    _entries(tensor.metadata_props, out.metadata_props)
+    if tensor.metadata_props:
+        _entries(tensor.metadata_props, out.metadata_props)
 
 
 def _opsets(imports: Mapping[str, int], out: Any) -> None:
@@ -266,7 +288,7 @@ def _boundary(value: ir.Value, side: int, out: ValueInfoProto) -> None:
 
 def _initializer_info(value: ir.Value, out: GraphProto) -> None:
     """A value_info only where there was one, or where it holds metadata; never one that contradicts the tensor."""
-    if not (value.meta.get(VALUE_INFO_KEY) or value.metadata_props or value.doc_string):
+    if not (VALUE_INFO_KEY in value.meta or value.metadata_props or value.doc_string):
         return
     info = out.value_info.add()
     ir.serde.serialize_value_into(info, value)
@@ -280,9 +302,9 @@ def _initializer_info(value: ir.Value, out: GraphProto) -> None:
 
 
 def _annotations(graph: ir.Graph, out: GraphProto) -> None:
-    produced: Iterable[ir.Value] = (value for node in graph for value in node.outputs)
+    produced = [value for node in graph for value in node.outputs]
     for value in dict.fromkeys([*graph.inputs, *graph.initializers.values(), *produced]):
-        if parameters := value.meta.get(_IR_ANNOTATION_KEY):
+        if _IR_ANNOTATION_KEY in value.meta and (parameters := value.meta[_IR_ANNOTATION_KEY]):
             annotation = out.quantization_annotation.add(tensor_name=value.name)
             _entries(parameters, annotation.quant_parameter_tensor_names)
     out.quantization_annotation.extend(graph.meta.get(ANNOTATIONS_KEY, ()))

@@ -61,5 +61,5 @@ def session_model(model: ir.Model, folder: Path) -> tuple[bytes, dict[str, str]]
 
 def _span(tensor: ir.TensorProtocol) -> FileSpan | None:
     """Where a large tensor lies in a file, if it does."""
-    payload = tensor.payload if isinstance(tensor, RecordTensor) else None
+    payload = tensor.payload if type(tensor) is RecordTensor else None
     return payload if isinstance(payload, FileSpan) and payload.size >= EXTERNAL_BYTES else None

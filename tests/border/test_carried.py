@@ -47,9 +47,14 @@ def aliases(_: Any, m: ModelProto) -> None:
     m.graph.node[0].domain = m.opset_import[0].domain = "ai.onnx"
 
 
-def denotations(_: Any, m: ModelProto) -> None:
+def denotations(b: Any, m: ModelProto) -> None:
     m.graph.input[0].type.denotation = "IMAGE"
     m.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    m.graph.node.add(op_type="Neg", input=["h"], output=["i"])
+    m.graph.node.add(op_type="Neg", input=["h"], output=["j"])
+    m.graph.value_info.extend([b.info("h", 1, 3), b.info("i", 1, 3), b.info("j", 1, 3)])
+    m.graph.value_info[1].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    m.graph.value_info[2].type.denotation = "IMAGE"
 
 
 def functions(b: Any, m: ModelProto) -> None:

@@ -114,6 +114,14 @@ def test_typed_data_go_out_as_raw_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(record, str(tmp_path)), numpy_helper.to_array(tensor))
 
 
+@pytest.mark.parametrize("wish", [True, False])
+def test_many_strings_stay_in_the_model(wish: bool, tmp_path: Path) -> None:
+    texts = helper.make_tensor("s", onnx.TensorProto.STRING, [500], ["text"] * 500)
+    model = helper.make_model(helper.make_graph([], "g", [], [], [texts, numpy_helper.from_array(np.ones(500), "w")]))
+    border.open_model(model).save(tmp_path / "m.onnx", external_data=wish)
+    assert onnx.load(tmp_path / "m.onnx").graph.initializer[0] == texts
+
+
 @pytest.mark.parametrize("kind", ["inline", "external"])
 def test_in_place_and_again(kind: str, request: pytest.FixtureRequest, build: Any) -> None:
     """The new tensors read, while they are written, the very file that is replaced."""
