@@ -154,5 +154,5 @@ def test_the_reference_has_every_pass_and_recipe(registry: Registry) -> None:
 
 def test_the_page_of_a_pass_says_what_it_reads_and_writes() -> None:
     registry = Registry()
-    assert "May read Goal; writes Plan" in page(registry.find("plan"), registry)
-    assert facts(registry.find("plan"), registry)["writes"] == ["Plan"]
+    assert "May read Goal; writes Goal, Plan" in page(registry.find("plan"), registry)
+    assert facts(registry.find("plan"), registry)["writes"] == ["Goal", "Plan"]
