@@ -80,26 +80,37 @@ PASS_KEY = "onnxq.pass"
 
 
 class Namer:
-    """Fresh names, unique over nodes, values and initializers of all scopes; the same calls give the same names."""
+    """Fresh names, unique over nodes, values and initializers of all scopes; the same calls give the same names.
+
+    The model is looked through when the first name is asked for.
+    """
 
     def __init__(self, model: ir.Model) -> None:
+        self._model = model
         self._used: set[str] = set()
         self._next: dict[str, int] = {}
-        for graph in all_graphs(model):
-            self._used.update(v.name or "" for v in graph.inputs)
-            self._used.update(graph.initializers)
-            for node in graph:
-                self._used.add(node.name or "")
-                self._used.update(v.name or "" for v in node.outputs)
 
     def __call__(self, base: str) -> str:
         """``base`` if it is free, else ``base_1``, ``base_2``, …; the name counts as used from now on."""
+        if not self._used:
+            self._used = _names_of(self._model)
         name = base
-        while name in self._used or not name:
+        while name in self._used:
             self._next[base] = self._next.get(base, 0) + 1
             name = f"{base}_{self._next[base]}"
         self._used.add(name)
         return name
+
+
+def _names_of(model: ir.Model) -> set[str]:
+    names = {""}
+    for graph in all_graphs(model):
+        names.update(v.name or "" for v in graph.inputs)
+        names.update(graph.initializers)
+        for node in graph:
+            names.add(node.name or "")
+            names.update([v.name or "" for v in node.outputs])
+    return names
 
 
 def rename(value: ir.Value, name: str) -> None:
@@ -111,7 +122,7 @@ def rename(value: ir.Value, name: str) -> None:
 
 def detached(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The same data under a name of its own: `onnx_ir` writes a value's name into the message its tensor views."""
-    if not isinstance(tensor, ir.serde.TensorProtoTensor):
+    if type(tensor) is not ir.serde.TensorProtoTensor:  # `isinstance` takes 1 us on classes that implement a protocol
         return tensor
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(tensor.numpy(), name=tensor.name)
@@ -197,11 +208,11 @@ def replace_initializer(
 
 def _initializer(name: str, data: Array | ir.TensorProtocol) -> ir.Value:
     # `ir.tensor` would ask twice whether an array fits a protocol, which costs six times the rest.
-    tensor = detached(ir.Tensor(np.asarray(data)) if isinstance(data, np.ndarray | np.generic) else data)
+    tensor = ir.Tensor(np.asarray(data)) if isinstance(data, (np.ndarray, np.generic)) else detached(data)
     tensor.name = name
-    return ir.Value(
-        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
+    shape = cast("ir.Shape", tensor.shape)
+    shape.freeze()  # shared, as the reader of `onnx_ir` does
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
 
 
 def insert_on_edge(edge: Edge, chain: Sequence[ir.Node]) -> None:
