@@ -95,7 +95,8 @@ def open_session(
     Args:
         source: An IR model (which stays as it is), or the path of a file that is used where it lies.
         runtime: How to run it.
-        outputs: Values of ``source``'s main graph to return instead of its outputs; what they do not need is left out.
+        outputs: Values that nodes of ``source``'s main graph make, to return instead of its outputs; what they do not
+            need is left out.
 
     Raises:
         InputError: onnxruntime cannot load the model.
@@ -104,9 +105,8 @@ def open_session(
     if not isinstance(source, ir.Model):
         yield Session(str(source), {}, runtime)
         return
-    model = source if outputs is None else _with_outputs(source, outputs)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        session = Session(*session_model(model, Path(folder)), runtime)
+        session = Session(*session_model(source, Path(folder), outputs), runtime)
         try:
             yield session
         finally:
@@ -135,24 +135,6 @@ def _options(runtime: Runtime, entries: Mapping[str, str]) -> Any:
         except Exception as error:
             raise OptionError(f"cannot load the custom-op library {runtime.custom_op_library}: {error}") from error
     return options
-
-
-def _with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
-    """A copy (weights shared) whose outputs are these values of the main graph, without the nodes they do not need."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
-    copy = model.clone()
-    wanted = {v: i for i, v in enumerate(values)}
-    found: dict[int, ir.Value] = {}
-    for node, twin in zip(model.graph, copy.graph, strict=True):
-        for value, other in zip(node.outputs, twin.outputs, strict=True):
-            if value in wanted:
-                # onnxruntime compares results with declared shapes, which may be too narrow for the data.
-                other.shape = None
-                found[wanted[value]] = other
-    copy.graph.outputs[:] = [found[i] for i in range(len(values))]
-    RemoveUnusedNodesPass()(copy)
-    return copy
 
 
 def _reason(error: Exception) -> str:

@@ -18,11 +18,11 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    TypeProto,
-    ValueInfoProto,
 )
 
-from onnxq.border.model import ANNOTATIONS_KEY, BOTH_KEY, VALUE_INFO_KEY, Left, describes, root_cause
+from onnxq.border.infos import Types, bare, boundary, entries, initializer_info, says_something, value_info
+from onnxq.border.model import ANNOTATIONS_KEY, Left, root_cause
+from onnxq.border.part import Part
 from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor, payload_size
 from onnxq.errors import InputError, UnsupportedError
 
@@ -63,30 +63,39 @@ class Slot(NamedTuple):
             raise InputError(f"tensor '{self.record.name}' has {size} bytes, and its type and shape need {self.size}")
 
 
-def shell(model: ir.Model, left: Left) -> tuple[ModelProto, list[Slot]]:
-    """The message without the data of most tensors, and slots for all that are large or have none yet, in order."""
-    writer = _Writer(model)
+def shell(model: ir.Model, left: Left, part: Part | None = None) -> tuple[ModelProto, list[Slot]]:
+    """The message without the data of most tensors, and slots for all that are large or have none yet, in order.
+
+    Args:
+        model: The model.
+        left: What the border keeps for it.
+        part: Write only this part of the main graph, for a session; no annotations then.
+    """
+    writer = _Writer(model, part)
     try:
         out = writer.model()
     except (UnicodeDecodeError, ir.serde.SerdeError) as error:
         if not isinstance(cause := root_cause(error), UnicodeDecodeError):
             raise
         raise UnsupportedError(f"the model has a text that is not UTF-8: {cause.object!r}") from error
-    names = {*(v.name for v in model.graph.inputs), *model.graph.initializers}
-    names.update(v.name for node in model.graph for v in node.outputs)
-    if left.training_names <= names:
-        out.training_info.extend(left.training_info)
+    if gone := left.training_names and left.training_names - _main_names(model.graph):
+        left.note(
+            "training-info-dropped", min(gone), f"training_info dropped: it refers to '{min(gone)}', which is gone"
+        )
     else:
-        gone = min(left.training_names - names)
-        left.note("training-info-dropped", gone, f"training_info dropped: it refers to '{gone}', which is gone")
+        out.training_info.extend(left.training_info)
     return out, writer.slots
 
 
+def _main_names(graph: ir.Graph) -> set[str | None]:
+    return {*(v.name for v in graph.inputs), *graph.initializers, *(v.name for n in graph for v in n.outputs)}
+
+
 class _Writer:
-    def __init__(self, model: ir.Model) -> None:
-        self.source = model
+    def __init__(self, model: ir.Model, part: Part | None) -> None:
+        self.source, self.part = model, part
         self.slots: list[Slot] = []
-        self._types: dict[tuple[object, ...], TypeProto] = {}
+        self.types: Types = {}
 
     def model(self) -> ModelProto:
         source, out = self.source, ModelProto(ir_version=self.source.ir_version)
@@ -94,32 +103,38 @@ class _Writer:
             if value := getattr(source, name):
                 setattr(out, name, value)
         _opsets(source.opset_imports, out.opset_import)
-        _entries(source.metadata_props, out.metadata_props)
+        entries(source.metadata_props, out.metadata_props)
         if source.ir_version >= _CONFIGURATION_IR:
             out.configuration.extend(map(ir.serde.serialize_model_configuration, source.device_configurations))
         out.graph.SetInParent()
-        self.graph(source.graph, out.graph)
+        self.graph(source.graph, out.graph, self.part)
         for function in source.functions.values():
             self.function(function, out)
         return out
 
-    def graph(self, graph: ir.Graph, out: GraphProto) -> None:
+    def graph(self, graph: ir.Graph, out: GraphProto, part: Part | None = None) -> None:
         _texts(graph, out)
-        _entries(graph.metadata_props, out.metadata_props)
+        entries(graph.metadata_props, out.metadata_props)
         for value in graph.inputs:
-            _boundary(value, 0, out.input.add())
+            boundary(value, 0, out.input.add())
         inputs = set(graph.inputs)
         for value in graph.initializers.values():
-            self.initializer(value, out)
-            if value not in inputs:
-                _initializer_info(value, out)
-        for node in graph:
+            if part is None or value in part.values:
+                self.initializer(value, out)
+                if value not in inputs:
+                    initializer_info(value, out)
+        outputs = set(graph.outputs if part is None else part.outputs)
+        for node in graph if part is None else part.nodes:
             self.node(node, out.node.add())
             for value in node.outputs:
-                if value.name and not value.is_graph_output() and _says_something(value):
-                    self.value(value, out.value_info.add())
+                if value.name and value not in outputs and says_something(value):
+                    value_info(value, out.value_info.add(), self.types)
+        if part is not None:
+            for value in part.outputs:
+                bare(value, out.output.add())
+            return
         for value in graph.outputs:
-            _boundary(value, 1, out.output.add())
+            boundary(value, 1, out.output.add())
         _annotations(graph, out)
 
     def initializer(self, value: ir.Value, out: GraphProto) -> None:
@@ -150,25 +165,6 @@ class _Writer:
             _head(tensor, out)
         self.slots.append(Slot(out, tensor, payload_size(tensor)))
 
-    def value(self, value: ir.Value, out: ValueInfoProto) -> None:
-        """Describe a value as the serializer of `onnx_ir` does; types are made once and copied."""
-        kind, shape = value.type, value.shape
-        if (
-            not (type(kind) is ir.TensorType and shape is not None)
-            or (value.metadata_props or value.doc_string or kind.denotation)
-            or any(map(shape.get_denotation, range(len(shape))))
-        ):
-            ir.serde.serialize_value_into(out, value)
-            return
-        key = (kind.dtype, *[d if isinstance(d, int) else d.value for d in shape])
-        known = self._types.get(key)
-        if known is None:
-            ir.serde.serialize_value_into(out, value)
-            self._types[key] = out.type
-        else:
-            out.name = cast("str", value.name)
-            out.type.CopyFrom(known)
-
     def node(self, node: ir.Node, out: NodeProto) -> None:
         out.op_type = node.op_type
         for name in ("domain", "name", "overload", "doc_string"):
@@ -182,7 +178,7 @@ class _Writer:
         for attr in node.attributes.values():
             self.attribute(attr, out.attribute.add())
         if node.metadata_props:
-            _entries(node.metadata_props, out.metadata_props)
+            entries(node.metadata_props, out.metadata_props)
         if node.device_configurations and (self.source.ir_version or 0) >= _CONFIGURATION_IR:
             convert = ir.serde.serialize_node_device_configuration
             out.device_configurations.extend(map(convert, node.device_configurations))
@@ -217,7 +213,7 @@ class _Writer:
             if value := getattr(function, name):
                 setattr(out, name, value)
         _opsets(function.opset_imports, out.opset_import)
-        _entries(function.metadata_props, out.metadata_props)
+        entries(function.metadata_props, out.metadata_props)
         out.input.extend(cast("str", value.name) for value in function.inputs)
         out.output.extend(cast("str", value.name) for value in function.outputs)
         for attr in function.attributes.values():
@@ -233,7 +229,7 @@ class _Writer:
         """Types of values in a function; before IR version 10 they stand in the main graph, under long names."""
         values = [*function.inputs, *(value for node in function for value in node.outputs)]
         for value in values:
-            if not (value.name and _says_something(value)):
+            if not (value.name and says_something(value)):
                 continue
             if model.ir_version >= _FUNCTION_VALUE_INFO_IR:
                 ir.serde.serialize_value_into(out.value_info.add(), value)
@@ -261,7 +257,7 @@ def _head(tensor: ir.TensorProtocol, out: TensorProto) -> None:
     if tensor.doc_string:
         out.doc_string = tensor.doc_string
     if tensor.metadata_props:
-        _entries(tensor.metadata_props, out.metadata_props)
+        entries(tensor.metadata_props, out.metadata_props)
 
 
 def _opsets(imports: Mapping[str, int], out: Any) -> None:
@@ -269,42 +265,10 @@ def _opsets(imports: Mapping[str, int], out: Any) -> None:
         out.add(domain=domain, version=version)
 
 
-def _entries(props: Mapping[str, str], out: Any) -> None:
-    for key in sorted(props):
-        out.add(key=key, value=props[key])
-
-
-def _says_something(value: ir.Value) -> bool:
-    return bool(value.type is not None or value.shape is not None or value.metadata_props or value.doc_string)
-
-
-def _boundary(value: ir.Value, side: int, out: ValueInfoProto) -> None:
-    """Describe an input (side 0) or output (side 1); what is both keeps two descriptions until a pass changes it."""
-    ir.serde.serialize_value_into(out, value)
-    both = value.meta.get(BOTH_KEY)
-    if both and out == both[0]:
-        out.CopyFrom(both[1 + side])
-
-
-def _initializer_info(value: ir.Value, out: GraphProto) -> None:
-    """A value_info only where there was one, or where it holds metadata; never one that contradicts the tensor."""
-    if not (VALUE_INFO_KEY in value.meta or value.metadata_props or value.doc_string):
-        return
-    info = out.value_info.add()
-    ir.serde.serialize_value_into(info, value)
-    tensor = cast("ir.TensorProtocol", value.const_value)
-    if not describes(value, tensor):
-        info.type.CopyFrom(TypeProto())
-        info.type.tensor_type.elem_type = tensor.dtype.value
-        info.type.tensor_type.shape.SetInParent()
-        for dim in tensor.shape.numpy():
-            info.type.tensor_type.shape.dim.add(dim_value=dim)
-
-
 def _annotations(graph: ir.Graph, out: GraphProto) -> None:
     produced = [value for node in graph for value in node.outputs]
     for value in dict.fromkeys([*graph.inputs, *graph.initializers.values(), *produced]):
         if _IR_ANNOTATION_KEY in value.meta and (parameters := value.meta[_IR_ANNOTATION_KEY]):
             annotation = out.quantization_annotation.add(tensor_name=value.name)
-            _entries(parameters, annotation.quant_parameter_tensor_names)
+            entries(parameters, annotation.quant_parameter_tensor_names)
     out.quantization_annotation.extend(graph.meta.get(ANNOTATIONS_KEY, ()))

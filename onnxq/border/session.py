@@ -11,6 +11,7 @@ only 1.32 obeys it).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,18 +20,23 @@ from onnxq.border import outgoing
 from onnxq.border.files import EXTERNAL_BYTES, readable, set_external, write_data
 from onnxq.border.model import Left
 from onnxq.border.outgoing import Slot
+from onnxq.border.part import part_for
 from onnxq.border.payload import FileSpan, MappedFile
 from onnxq.border.tensors import RecordTensor
 
 FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
 
 
-def session_model(model: ir.Model, folder: Path) -> tuple[bytes, dict[str, str]]:
+def session_model(
+    model: ir.Model, folder: Path, outputs: Sequence[ir.Value] | None = None
+) -> tuple[bytes, dict[str, str]]:
     """Make a model for onnxruntime, with unchanged weights left in the files they came from.
 
     Args:
         model: Any model; large tensors that no file holds are written to a data file in ``folder``.
         folder: An existing folder, usually a temporary one; it must outlive the session.
+        outputs: Values that nodes of the main graph make, to return instead of the model's outputs; what they do not
+            need is left out.
 
     Returns:
         The model to give to ``InferenceSession``, small since all large weights are outside, and the session config
@@ -41,7 +47,8 @@ def session_model(model: ir.Model, folder: Path) -> tuple[bytes, dict[str, str]]
     """
     root = Path(folder.resolve().anchor)
     data = folder / "weights"
-    shell, slots = outgoing.shell(model, Left())  # onnxruntime has no use for training information
+    part = None if outputs is None else part_for(model.graph, outputs)
+    shell, slots = outgoing.shell(model, Left(), part)  # onnxruntime has no use for training information
     readable(slots)
     intact: dict[MappedFile, bool] = {}
     moved: list[Slot] = []

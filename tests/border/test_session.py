@@ -124,3 +124,23 @@ def test_small_external_tensors_go_inside_and_training_info_stays_out(tmp_path: 
     assert written.graph.initializer[0] == shape
     assert not written.training_info
     np.testing.assert_array_equal(outputs(*made, {"x": X}), X.reshape(4, 32))
+
+
+def test_a_part_has_what_its_nodes_read_also_inside_bodies_and_nothing_else(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[2] x, bool c) => (float[2] y, float[2] z) <float[2] w = {1, 2}, float[2] v = {3, 4}, float[2] u = {5, 6}> {
+        y = If (c) <
+            then_branch = a () => (float[2] p) { p = Add(h, w) },
+            else_branch = b () => (float[2] q) { q = Identity(v) }>
+        h = Neg(x)
+        z = Add(x, u)
+    }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))  # y reads h, which comes later
+    y = model.graph.node(0).outputs[0]
+    data, entries = border.session_model(model, tmp_path, [y])
+    found = onnx.load_from_string(data).graph
+    assert [n.op_type for n in found.node] == ["If", "Neg"]
+    assert [t.name for t in found.initializer] == ["w", "v"]
+    assert [o.name for o in found.output] == ["y"]
+    feeds = {"x": np.float32([1, 1]), "c": np.array(True)}
+    np.testing.assert_array_equal(outputs(data, entries, feeds), [0, 1])
