@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Task:
         score: Metrics against the labels, from all answers.
         compare: Metrics against the float model's answers.
         main: The metric that the table leads with.
+        wanted: What the default recipe has to reach, at least.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Task:
     score: Callable[[list[Array]], Metrics]
     compare: Callable[[list[Array], list[Array]], Metrics]
     main: str
+    wanted: Metrics = field(default_factory=dict)
 
     @cached_property
     def test_feeds(self) -> list[Feed]:

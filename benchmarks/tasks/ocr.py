@@ -73,6 +73,7 @@ RECOGNITION = Task(
     score=_line_score,
     compare=_same_text,
     main="exact",
+    wanted={"exact": 0.92, "agree": 0.78},
 )
 
 
@@ -129,6 +130,7 @@ DETECTION = Task(
     score=_page_score,
     compare=_mask_iou,
     main="line_recall",
+    wanted={"iou": 0.86},
 )
 
 
@@ -172,4 +174,5 @@ CAPTCHA = Task(
     score=_captcha_score,
     compare=_same_text,
     main="exact",
+    wanted={"agree": 0.93},
 )

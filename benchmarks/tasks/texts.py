@@ -58,6 +58,7 @@ MAGIKA = Task(
     score=_type_score,
     compare=against_float,
     main="accuracy",
+    wanted={"accuracy": 0.87, "agree": 0.98},
 )
 
 # ---- MiniLM -------------------------------------------------------------------------------------
@@ -114,4 +115,5 @@ MINILM = Task(
     score=_retrieval,
     compare=lambda answers, reference: {"cosine": cosine(answers, reference)},
     main="recall@1",
+    wanted={"recall@1": 0.56, "cosine": 0.97},
 )
