@@ -153,8 +153,7 @@ class _Writer:
     def tensor(self, tensor: ir.TensorProtocol, out: TensorProto) -> None:
         if type(tensor) is RecordTensor:
             tensor.head_into(out)
-            text = tensor.dtype is ir.DataType.STRING
-            if tensor.payload is None and (text or math.prod(tensor.record.dims) < _SMALL):
+            if tensor.payload is None and math.prod(tensor.record.dims) < _SMALL:
                 return
         elif type(tensor) is Elsewhere:
             out.CopyFrom(tensor.record)

@@ -10,7 +10,7 @@ us; a model of 5 000 nodes is asked 200 000 times).
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Any, BinaryIO, final
 
 import numpy as np
@@ -49,6 +49,10 @@ class RecordTensor(ir.LazyTensor):
             metadata_props=_metadata(record),
         )
         self.record, self.payload = record, payload
+
+    def numpy(self) -> Array:
+        """The values, read anew."""
+        return _array(self.record, self.payload)
 
     def tobytes(self) -> bytes:
         """The data as ``raw_data`` holds them."""
@@ -155,26 +159,33 @@ def drop_data(out: TensorProto) -> None:
 
 
 def _decode(record: TensorProto, payload: Payload | None) -> ir.TensorProtocol:
+    return ir.Tensor(_array(record, payload), dtype=ir.DataType(record.data_type))
+
+
+def _array(record: TensorProto, payload: Payload | None) -> Array:
+    """The values, read-only."""
     dtype, dims = ir.DataType(record.data_type), tuple(record.dims)
+    data = payload.view() if payload is not None else record.raw_data if record.HasField("raw_data") else None
     size = -(-dtype.bitwidth * math.prod(dims) // 8)
-    data = None if payload is None else payload.view()
-    given = _raw_size(record) if data is None else len(data)
+    given = _typed_size(record) if data is None else len(data)
     if given is not None and given != size:
         raise _misfit(record, f"{given} bytes instead of {size}")
     if data is not None and dtype.bitwidth >= 8:
-        plain = dtype.numpy().newbyteorder("<")
-        return ir.Tensor(np.frombuffer(data, plain).reshape(dims), dtype=dtype)
-    if data is not None:
-        record = TensorProto(dims=dims, data_type=record.data_type, raw_data=bytes(data))
-    array = _of_record(record, "numpy")
+        return np.frombuffer(data, _little_endian(dtype)).reshape(dims)
+    if payload is not None:
+        record = TensorProto(dims=dims, data_type=record.data_type, raw_data=bytes(payload.view()))
+    array: Array = _of_record(record, "numpy")
     array.flags.writeable = False
-    return ir.Tensor(array, dtype=dtype)
+    return array
 
 
-def _raw_size(record: TensorProto) -> int | None:
-    """Bytes of raw data; 0 when there are no data at all, None when they are in typed fields."""
-    if record.HasField("raw_data"):
-        return len(record.raw_data)
+@cache
+def _little_endian(dtype: ir.DataType) -> np.dtype[Any]:
+    return dtype.numpy().newbyteorder("<")
+
+
+def _typed_size(record: TensorProto) -> int | None:
+    """None when there are data in a typed field, 0 when there are none."""
     return None if any(len(getattr(record, name)) for name in DATA_FIELDS) else 0
 
 
