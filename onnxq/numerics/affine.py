@@ -35,7 +35,7 @@ def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array
     work = np.dtype(np.float64 if qtype.bits > 16 else np.float32)
     if out is None:
         out = np.empty(x.shape, qtype.carrier)
-    shift, half = bool(np.any(encoding.zero_point)), encoding.scale.dtype == np.float16 and qtype.bits <= 16
+    shift, half = bool(encoding.zero_point.any()), encoding.scale.dtype == np.float16 and qtype.bits <= 16
     low, high = work.type(qtype.qmin), work.type(qtype.qmax)
     params = encoding.scale.astype(work), encoding.zero_point.astype(work)
     # Overflow to infinity is right here: it saturates.
@@ -66,7 +66,7 @@ def dequantize(q: Array, encoding: Encoding, dtype: npt.DTypeLike = np.float32) 
     """
     out: Array = np.empty(q.shape, dtype)
     work: np.dtype[Any] = np.dtype(np.float64 if encoding.spec.qtype.bits > 16 else np.float32)
-    shift = bool(np.any(encoding.zero_point))
+    shift = bool(encoding.zero_point.any())
     params = encoding.scale.astype(work), encoding.zero_point.astype(work)
     with np.errstate(over="ignore"):
         for qs, xs, s, z in walk(encoding.spec.granularity, (q, out), params):

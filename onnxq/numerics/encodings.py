@@ -46,28 +46,27 @@ def from_range(
         DataError: An end is NaN or infinite, or lo > hi.
     """
     low, high = np.minimum(np.asarray(lo, np.float64), 0.0), np.maximum(np.asarray(hi, np.float64), 0.0)
-    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high)) and np.all(np.asarray(lo) <= np.asarray(hi))):
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less_equal(lo, hi).all()):
         raise DataError(f"a range must be finite and ordered, got lo={lo!r}, hi={hi!r}")
-    qtype = spec.qtype
-    if spec.symmetric:
-        middle = 0 if qtype.signed else (qtype.qmax + 1) // 2
-        exact = np.maximum(-low, high) / (qtype.qmax - middle)
-    else:
-        exact = (high - low) / (qtype.qmax - qtype.qmin)
+    qmin, qmax, carrier = spec.qtype.qmin, spec.qtype.qmax, spec.qtype.carrier
+    middle = 0 if spec.qtype.signed else (qmax + 1) // 2
+    exact = np.maximum(-low, high) / (qmax - middle) if spec.symmetric else (high - low) / (qmax - qmin)
     scale, dead = _stored(exact, np.dtype(dtype))
     if spec.symmetric:
-        zero: Array = np.full(scale.shape, middle, np.float64)
+        zero: Array = np.full(scale.shape, middle, carrier)
     else:
-        zero = np.clip(np.rint(qtype.qmin - low / scale.astype(np.float64)), qtype.qmin, qtype.qmax)
-    return Encoding(spec, scale, np.asarray(zero).astype(qtype.carrier), tuple(np.flatnonzero(dead).tolist()))
+        exact_zero = np.rint(qmin - low / scale.astype(np.float64))
+        zero = np.asarray(np.minimum(np.maximum(exact_zero, qmin), qmax), carrier)
+    return Encoding(spec, scale, zero, tuple(np.flatnonzero(dead).tolist()))
 
 
 def _stored(exact: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """The scale in its stored type, and where it had to be replaced because the values are (nearly) all zero."""
     limits = np.finfo(dtype)
     smallest, largest = float(limits.smallest_normal), float(limits.max)
-    dead = exact < smallest
-    scale = np.where(exact == 0, 1.0, np.clip(exact, smallest, largest)).astype(dtype)
+    dead = np.less(exact, smallest)
+    clipped = np.minimum(np.maximum(exact, smallest), largest)
+    scale = (np.where(exact == 0, 1.0, clipped) if dead.any() else clipped).astype(dtype)
     if dtype == np.float16:
         scale = np.where(scale.astype(np.float64) < np.minimum(exact, largest), np.nextafter(scale, limits.max), scale)
     return np.asarray(scale, dtype), dead
@@ -89,7 +88,7 @@ def limits(w: Array, granularity: Granularity) -> tuple[Array, Array]:
         np.maximum(his, reduce_to(np.maximum, xs, his.shape), out=his)
     if w.size == 0:
         return np.zeros(shape), np.zeros(shape)
-    if not (np.all(np.isfinite(lo)) and np.all(np.isfinite(hi))):
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         first = np.unravel_index(int(np.argmax(~np.isfinite(w.astype(np.float32)))), w.shape)
         place = [int(i) for i in first]
         raise DataError(f"weight of shape {list(w.shape)} is not finite at {place}: {w[first]}")

@@ -76,6 +76,9 @@ def walk(
     if data[0].size == 0:
         return
     for data_views, param_views in _parts(granularity, data, params):
+        if data_views[0].size <= limit:
+            yield (*data_views, *param_views)
+            continue
         for tile in _tiles(data_views[0].shape, limit):
             yield (*(d[tile] for d in data_views), *(p[_broadcast(tile, p.shape)] for p in param_views))
 
