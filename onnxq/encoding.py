@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxq.errors import DataError
 from onnxq.facts import Edge, Plan, Range
 from onnxq.layers import clip_limit
-from onnxq.look import constant
 from onnxq.numerics.encodings import WeightMethod, from_range, from_values
 from onnxq.numerics.spec import Encoding, TensorSpec
+from onnxq.weights import weight_tensor
 
 
 def weight_encoding(edge: Edge, spec: TensorSpec, method: WeightMethod = "minmax") -> Encoding:
@@ -22,8 +22,9 @@ def weight_encoding(edge: Edge, spec: TensorSpec, method: WeightMethod = "minmax
     Raises:
         DataError: The weight holds NaN or infinity; names node and weight.
     """
-    weight = constant(edge.value)
-    assert weight is not None
+    tensor = weight_tensor(edge.value)
+    assert tensor is not None
+    weight = tensor.numpy()
     dtype = np.float16 if weight.dtype == np.float16 else np.float32
     try:
         return from_values(weight, spec, method=method, dtype=dtype)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxq import ops
 from onnxq.facts import Edge
-from onnxq.look import attr_int, constant, constant_tensor, dims_of, is_constant, only_use, onnx_op
+from onnxq.look import attr_int, constant, constant_tensor, dims_of, is_constant, only_use, onnx_op, uses
 from onnxq.targets import IntegerOp
+from onnxq.weights import weight_tensor
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
@@ -25,8 +26,9 @@ class Layer:
     Attributes:
         node: Conv, ConvTranspose, Gemm or MatMul.
         inputs: Uses of activations.
-        weight: Use of the constant weight; None when both operands are activations.
-        bias: Use of the constant bias: the op's own bias input, or the constant operand of a following Add.
+        weight: Use of the constant weight, which may stand behind a Transpose; None when both operands are activations.
+        bias: Use of the constant bias: the op's own bias input, or the constant operand of a following Add. It holds
+            one number, or one an output channel.
         tail: The value the rest of the graph reads: behind bias Add and folded Relu/Clip.
         body: The nodes between ``node`` and ``tail``, in order.
     """
@@ -39,23 +41,39 @@ class Layer:
     body: tuple[ir.Node, ...]
 
     @property
+    def weight_dims(self) -> tuple[int, ...]:
+        """Shape of the constant weight; empty where both operands are activations."""
+        tensor = weight_tensor(self.weight.value) if self.weight else None
+        return () if tensor is None else tuple(int(d) for d in tensor.shape.numpy())
+
+    @property
     def channels(self) -> int | None:
         """Number of output channels, where there is a constant weight."""
-        if self.weight is None:
+        dims = self.weight_dims
+        axis = ops.channel_axis(self.node, self.weight.index, len(dims)) if self.weight else None
+        if axis is None:
             return None
-        shape = self.weight.value.shape
-        assert shape is not None
-        axis = ops.channel_axis(self.node, self.weight.index, len(shape))
-        dim = None if axis is None else shape[axis]
-        if not isinstance(dim, int):
-            return None
-        return dim * attr_int(self.node, "group", 1) if onnx_op(self.node, "ConvTranspose") else dim
+        return dims[axis] * (attr_int(self.node, "group", 1) if onnx_op(self.node, "ConvTranspose") else 1)
 
     @property
     def terms(self) -> int:
         """How many products are summed for one output value; 0 where both operands are activations."""
-        tensor = constant_tensor(self.weight.value) if self.weight else None
-        return 0 if tensor is None or not self.channels else tensor.size // self.channels
+        row = ops.info(self.node)
+        slot = row.slot(self.weight.index) if row and self.weight else None
+        if slot is None:
+            return 0
+        dims = self.weight_dims
+        if slot.contraction_axis is not None:
+            return dims[slot.contraction_axis(self.node, len(dims))] if dims else 0
+        size = 1
+        for dim in dims:
+            size *= dim
+        return size // (self.channels or 1)
+
+    @property
+    def folded(self) -> bool:
+        """Whether it ends in a Relu or Clip that only a QuantizeLinear behind it makes redundant."""
+        return bool(self.body) and folds(self.body[-1])
 
 
 def is_float(value: ir.Value | None) -> bool:
@@ -74,7 +92,7 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
     if row is None:
         return f"{node.op_type} carries no weights"
     slots = [s for s in row.weights if s.index < len(node.inputs) and node.inputs[s.index] is not None]
-    weights = [s for s in slots if is_constant(node.inputs[s.index])]
+    weights = [s for s in slots if weight_tensor(node.inputs[s.index]) is not None]
     weight: Edge | None = Edge(node, weights[0].index) if weights else None
     if weight is None and not onnx_op(node, "MatMul"):
         return "its weight is computed at run time"
@@ -87,14 +105,18 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
         for i, value in enumerate(node.inputs)
         if value is not None and i != row.bias and (weight is None or i != weight.index)
     )
+    layer = Layer(node, data, weight, None, node.outputs[0], ())
     bias: Edge | None = None
     body: list[ir.Node] = []
-    tail = node.outputs[0]
+    tail = layer.tail
     if row.bias is not None and len(node.inputs) > row.bias and node.inputs[row.bias] is not None:
         bias = Edge(node, row.bias)
-        if not is_constant(bias.value):
+        tensor = constant_tensor(bias.value)
+        if tensor is None:
             return "its bias is computed at run time"
-    layer = Layer(node, data, weight, bias, tail, ())
+        shape = [int(d) for d in tensor.shape.numpy()]
+        if not _per_channel(shape, layer.channels):
+            return f"its bias of shape {shape} does not hold one number a channel"
     if bias is None and weight is not None and onnx_op(node, "MatMul"):
         added = _added_bias(tail, layer.channels)
         if added is not None and added.node not in apart:
@@ -120,6 +142,14 @@ def _dtype(value: ir.Value) -> str:
     return value.dtype.name.lower() if value.dtype is not None else "of unknown type"
 
 
+def _per_channel(shape: Sequence[int], channels: int | None) -> bool:
+    """Whether a constant holds one number, or one a channel along its last axis."""
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size == 1 or (size == channels and shape[-1] == channels)
+
+
 def _added_bias(tail: ir.Value, channels: int | None) -> Edge | None:
     """The constant operand of an Add behind a MatMul, when it broadcasts along the channels only."""
     use = only_use(tail)
@@ -127,13 +157,42 @@ def _added_bias(tail: ir.Value, channels: int | None) -> Edge | None:
         return None
     other = Edge(use.node, 1 - use.index)
     tensor = constant_tensor(other.node.inputs[other.index])
-    if tensor is None:
+    if tensor is None or not _per_channel(tensor.shape.numpy(), channels):
         return None
-    dims = tensor.shape.numpy()
-    rank = len(dims_of(tail) or ())
-    if tensor.size not in (1, channels) or (tensor.size > 1 and dims[-1] != channels):
-        return None
-    return other if len(dims) <= 1 or len(dims) <= rank else None
+    return other if len(tensor.shape) <= max(1, len(dims_of(tail) or ())) else None
+
+
+def merges_into_gemm(layer: Layer) -> bool:
+    """Whether onnxruntime merges a MatMul with an Add that is no part of its layer, and fuses nothing afterwards.
+
+    It does so for constant bias-like operands of any rank, and for anything where the product has rank 2; a
+    QuantizeLinear between the two prevents it (measured with 1.32).
+    """
+    if not onnx_op(layer.node, "MatMul") or layer.body:
+        return False
+    rank = len(dims_of(layer.tail) or ()) or 2
+    return any(
+        onnx_op(e.node, "Add") and (rank == 2 or is_constant(e.node.inputs[1 - e.index])) for e in uses(layer.tail)
+    )
+
+
+def widened_behind(layer: Layer) -> bool:
+    """Whether a constant Add behind a product makes it wider or gives it more axes.
+
+    onnxruntime takes such a constant for the bias of a dynamically quantized MatMul: it then fails at run time, or
+    drops the axes (measured with 1.32).
+    """
+    product = layer.node.outputs[0]
+    rank = len(dims_of(product) or ())
+    for edge in uses(product):
+        other = constant_tensor(edge.node.inputs[1 - edge.index]) if onnx_op(edge.node, "Add") else None
+        if other is None:
+            continue
+        shape = [int(d) for d in other.shape.numpy()]
+        wide = bool(shape) and shape[-1] > 1 and all(d == 1 for d in shape[:-1])
+        if wide and (len(shape) > max(rank, 1) or shape[-1] != (layer.channels or 1)):
+            return True
+    return False
 
 
 def graph(value: ir.Value) -> ir.Graph | ir.Function | None:

@@ -1,7 +1,7 @@
 """A plan as a file a person can read, edit and give back: one entry a node, one a value.
 
-What is read back is the status of each node: ``float`` there means float here. All else follows from the graph, so an
-edited plan can never be inconsistent.
+What is read back is the status of each node. All else follows from the graph, so an edited plan can never be
+inconsistent: ``float`` there means float here, and any other status is met where the graph allows it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def read_plan(file: str | Path, model: ir.Model) -> dict[ir.Node, Decision]:
-    """The nodes that a plan file leaves float.
+    """What a plan file says of each node it names, in the order of the file.
 
     Raises:
         OptionError: Not a plan file, an unknown status, or a node this model does not have.
@@ -57,9 +57,8 @@ def read_plan(file: str | Path, model: ir.Model) -> dict[ir.Node, Decision]:
             raise OptionError(f"the plan {file} names node '{name}', which this model does not have{near(name, names)}")
         status = entry.get("status") if isinstance(entry, dict) else None
         if status not in STATUSES:
-            raise OptionError(f"the plan {file}: node '{name}' has status {status!r}; known: {', '.join(STATUSES)}")
-        if status == "float":
-            out[names[name]] = Decision(
-                "float", str(entry.get("code", "by-plan")), str(entry.get("reason", "by the plan file"))
-            )
+            hint = near(str(status), STATUSES)
+            raise OptionError(f"the plan {file}: node '{name}' has the unknown status {status!r}{hint}")
+        code, reason = str(entry.get("code", "by-plan")), str(entry.get("reason", "by the plan file"))
+        out[names[name]] = Decision(status, code, reason)
     return out

@@ -8,11 +8,31 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.look import constant_tensor
+from onnxq.look import attr_ints, constant_tensor, onnx_op
 from onnxq.numerics.affine import fake_quantize, quantize
 from onnxq.numerics.spec import Encoding, QType
 
 Array = np.ndarray[Any, Any]
+
+
+def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The constant that a use reads, also behind a Transpose, without reading its data; None for anything else.
+
+    A Transpose stays in the graph where its table has another reader: an embedding that is the output layer, too.
+    """
+    node = value.producer() if value is not None else None
+    if node is None or not onnx_op(node, "Transpose"):
+        return constant_tensor(value)
+    source = constant_tensor(node.inputs[0])
+    if source is None:
+        return None
+    dims = source.shape.numpy()
+    perm = attr_ints(node, "perm", range(len(dims))[::-1])
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.ascontiguousarray(source.numpy().transpose(perm)), dtype=source.dtype),
+        dtype=source.dtype,
+        shape=ir.Shape([dims[i] for i in perm or ()]),
+    )
 
 
 def onnx_dtype(qtype: QType) -> ir.DataType:
@@ -29,7 +49,7 @@ def as_tensor(values: Array, qtype: QType) -> ir.TensorProtocol:
 
 def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
     """The integer copy of a constant float value, shape kept."""
-    source = constant_tensor(value)
+    source = weight_tensor(value)
     assert source is not None
     qtype = encoding.spec.qtype
     return ir.LazyTensor(
@@ -41,7 +61,7 @@ def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
 
 def rounded_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
     """The float weight as its integers decode."""
-    source = constant_tensor(value)
+    source = weight_tensor(value)
     assert source is not None
     return ir.LazyTensor(
         lambda: ir.tensor(fake_quantize(source.numpy(), encoding, source.numpy().dtype)),

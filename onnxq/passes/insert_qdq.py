@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, replace_uses
+from onnxq.errors import OptionError
 from onnxq.facts import Edge, Encodings, Fact, Plan
 from onnxq.layers import Layer, read_layer
 from onnxq.numerics.spec import Encoding
@@ -32,15 +34,21 @@ class InsertQdq(Pass):
     idempotent: ClassVar[bool] = False  # its facts describe the graph without pairs and go stale with the insertion
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Insert all pairs; True if there was anything to insert."""
+        """Insert all pairs; True if there was anything to insert.
+
+        Raises:
+            OptionError: The model's opset has no pairs of the planned types.
+        """
         plan, encodings = ctx.get(Plan), ctx.get(Encodings)
+        _check_opset(model, encodings)
         writer = _Writer(model, Namer(model))
-        layers = {
-            layer.bias: layer
-            for layer in map(read_layer, dict.fromkeys(edge.node for edge in plan.weights))
+        layers = dict.fromkeys(edge.node for edge in encodings.weights)
+        # Read before any pair hides a weight.
+        biases = {
+            layer.bias: channel_bias(layer)
+            for layer in (read_layer(node, plan.wishes.banned) for node in layers)
             if isinstance(layer, Layer) and layer.bias in encodings.biases
         }
-        biases = {edge: channel_bias(layer) for edge, layer in layers.items() if edge is not None}
         for edge, encoding in encodings.weights.items():
             if plan.decisions[edge.node].status != "dynamic":
                 writer.weight(edge, encoding)
@@ -51,12 +59,29 @@ class InsertQdq(Pass):
             if value in encodings.activations:
                 readers.setdefault(value, []).append(edge)
         for value, encoding in encodings.activations.items():
-            writer.activation(value, encoding, readers.get(value, []), value in plan.outputs)
+            found = readers.get(value, [])
+            # onnxruntime fuses a layer in a body only with pairs in that body.
+            apart = [edge for edge in found if edge.node in layers and edge.node.graph is not graph_of(value)]
+            writer.activation(value, encoding, found, value in plan.outputs, apart)
         changed = bool(encodings.activations or writer.pairs)
         if changed:
             remove_dead(model)
             ctx.note("pairs-inserted", None, f"{writer.pairs} Q/DQ pairs inserted", pairs=writer.pairs)
         return changed
+
+
+def _check_opset(model: ir.Model, encodings: Encodings) -> None:
+    opset = model.opset_imports.get("", 0)
+    used = [*encodings.activations.values(), *encodings.weights.values(), *encodings.biases.values()]
+    needed = max((e.spec.qtype.since for e in used), default=0)
+    if any(e.axis is not None for e in used):
+        needed = max(needed, 13)
+    if any(e.scale.dtype != np.float32 for e in used):
+        needed = max(needed, 19)
+    if any(e.block_size is not None for e in used):
+        needed = max(needed, 21)
+    if opset < needed:
+        raise OptionError(f"the planned Q/DQ pairs need opset {needed}, the model has {opset}: run upgrade-opset first")
 
 
 @dataclass
@@ -71,8 +96,10 @@ class _Writer:
     _dequantized: dict[tuple[ir.Value, int, int], ir.Value] = field(default_factory=dict)
     _keep: list[Encoding] = field(default_factory=list)  # ids above stay unique while these live
 
-    def activation(self, value: ir.Value, encoding: Encoding, readers: list[Edge], is_output: bool) -> None:
-        """``value -> Q -> DQ -> readers`` beside the value's producer."""
+    def activation(
+        self, value: ir.Value, encoding: Encoding, readers: list[Edge], is_output: bool, apart: list[Edge]
+    ) -> None:
+        """``value -> Q -> DQ -> readers`` beside the value's producer; ``apart`` are read through a DQ of their own."""
         if not readers and not is_output:
             return
         graph, base = graph_of(value), value.name or "value"
@@ -91,6 +118,15 @@ class _Writer:
         else:
             for edge in readers:
                 edge.node.replace_input_with(edge.index, dq.outputs[0])
+        inside: dict[ir.Graph, ir.Value] = {}
+        for edge in apart:
+            body = edge.node.graph
+            assert isinstance(body, ir.Graph)
+            if body not in inside:
+                beside = self._dequantize(q.outputs[0], scale, zero, base, encoding, value)
+                body.insert_before(edge.node, beside)
+                inside[body] = beside.outputs[0]
+            edge.node.replace_input_with(edge.index, inside[body])
         self.pairs += 1
 
     def weight(self, edge: Edge, encoding: Encoding) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import onnx_ir as ir
 
 from onnxq.facts import Decision, Fact, Goal, Plan, Ranges
+from onnxq.layers import folded_behind
 from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
 
@@ -45,23 +46,26 @@ class LeaveFloat(Pass):
         return False
 
     def _unfit(self, plan: Plan, ranges: Ranges) -> Iterator[Found]:
-        for value in plan.activations:
-            if value in ranges.of or value in plan.fixed:
-                continue
+        without = {v for v in plan.activations if v not in ranges.of and v not in plan.fixed}
+        users = _users(plan, without)
+        for value in (v for v in plan.activations if v in without):
             why = ranges.infinite.get(value, "calibration saw no value of it")
             code = "infinite-range" if value in ranges.infinite else "no-range"
-            for node in _users(plan, value):
+            for node in users[value]:
                 yield node, Decision("float", code, f"'{value.name}' has no range: {why}")
         for node, decision in plan.decisions.items():
-            if decision.code in ("join", "binary"):
+            # The operands of a product keep their own scales, and its range follows from theirs.
+            if decision.code in ("join", "binary") and node.op_type != "Mul":
                 yield from self._unlike(node, plan, ranges)
 
     def _unlike(self, node: ir.Node, plan: Plan, ranges: Ranges) -> Iterator[Found]:
         widths = {}
-        for value in (*(v for v in node.inputs if v is not None), *node.outputs):
+        tail = folded_behind(node.outputs[0], plan.wishes.banned)
+        for value in (*(v for v in node.inputs if v is not None), *(tail or node).outputs):
             known = ranges.of.get(value)
-            if known is not None and value in plan.activations:
-                widths[value] = max(known.hi, 0.0) - min(known.lo, 0.0)
+            ends = (known.lo, known.hi) if known is not None else plan.fixed.get(value)
+            if ends is not None and value in plan.activations:
+                widths[value] = max(ends[1], 0.0) - min(ends[0], 0.0)
         if len(widths) < 2:
             return
         widest = max(widths.values())
@@ -72,20 +76,21 @@ class LeaveFloat(Pass):
             yield node, Decision("float", "unlike-ranges", why)
 
 
-def _users(plan: Plan, value: ir.Value) -> Iterator[ir.Node]:
-    """The integer nodes that need a pair on this value."""
-    for edge, read in plan.readers.items():
-        decision = plan.decisions.get(edge.node)
-        if read is value and decision is not None and decision.status in ("integer", "moves"):
-            yield edge.node
-    producer = value.producer()
-    while producer is not None:
-        decision = plan.decisions.get(producer)
-        if decision is None or decision.status not in ("integer", "moves"):
+def _users(plan: Plan, values: Set[ir.Value]) -> dict[ir.Value, list[ir.Node]]:
+    """The integer nodes that need a pair on each of these values."""
+    out: dict[ir.Value, list[ir.Node]] = {value: list(_makers(plan, value)) for value in values}
+    for edge, value in plan.readers.items():
+        if value in values and plan.decisions[edge.node].status in ("integer", "moves"):
+            out[value].append(edge.node)
+    return out
+
+
+def _makers(plan: Plan, value: ir.Value) -> Iterator[ir.Node]:
+    """The integer op that makes a value; a folded Relu or bias Add goes with the layer in front of it."""
+    node = value.producer()
+    while node is not None and plan.decisions[node].status in ("integer", "moves"):
+        yield node
+        if plan.decisions[node].code != "part-of-layer":
             return
-        yield producer
-        # A folded Relu or bias Add belongs to the layer in front of it: that layer has to go, too.
-        if decision.code != "part-of-layer":
-            return
-        before = next((v for v in producer.inputs if v is not None and v.producer() is not None), None)
-        producer = before.producer() if before is not None else None
+        before = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
+        node = before.producer() if before is not None else None

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
+from onnxq.diagnostics import Severity
 from onnxq.facts import Decision, Fact, Goal, Plan, Wishes
 from onnxq.look import all_nodes
 from onnxq.passbase import Context, Pass
@@ -31,7 +32,8 @@ class MakePlan(Pass):
         force: Selectors of weight-carrying nodes to quantize although the target has no integer kernel for them.
         dynamic: ``auto`` quantizes the input of a MatMul between float ops at run time, ``never`` calibrates it.
         static: Whether ranges will be there; ``false`` plans only what needs no calibration.
-        file: A plan written by ``onnxq plan``; its nodes marked ``float`` stay float.
+        file: A plan written by ``onnxq plan``, perhaps edited: its nodes marked ``float`` stay float, the others become
+            what it says where the graph allows that.
     """
 
     name: ClassVar[str] = "plan"
@@ -56,16 +58,18 @@ class MakePlan(Pass):
             ctx.put(Goal(target))
         activation = target.activation_spec(self.activations or None)
         weight = target.weight_spec(self.weights or None)
-        banned = self._banned(model)
-        if self.file:
-            banned |= read_plan(self.file, model)
-        forced = frozenset(resolve(self.force, model)) if self.force else frozenset()
+        filed = read_plan(self.file, model) if self.file else {}
+        banned = self._banned(model) | {node: said for node, said in filed.items() if said.status == "float"}
+        forced = {node for node, said in filed.items() if said.status == "integer"}
+        forced |= set(resolve(self.force, model) if self.force else ())
         # DynamicQuantizeLinear writes uint8 and MatMulInteger takes 8-bit weights only.
         dynamic = self.dynamic == "auto" and activation.qtype.name == "uint8" and weight.qtype.bits == 8
-        plan = Planner(target, Wishes(activation, weight, banned, forced, dynamic, self.static)).make(model)
+        wishes = Wishes(activation, weight, banned, frozenset(forced), dynamic, self.static)
+        plan = Planner(target, wishes).make(model)
         ctx.put(plan)
+        _note_unmet(plan, filed, ctx)
         if not plan.weights and not plan.activations:
-            ctx.note("nothing-to-quantize", None, f"no node of this model can run on integers for {target.name}")
+            _note_nothing(plan, target.name, ctx)
         return False
 
     def _banned(self, model: ir.Model) -> dict[ir.Node, Decision]:
@@ -79,3 +83,23 @@ class MakePlan(Pass):
             for node in resolve(self.exclude, model):
                 out[node] = Decision("float", "excluded", "excluded by the caller")
         return out
+
+
+def _note_unmet(plan: Plan, filed: dict[ir.Node, Decision], ctx: Context) -> None:
+    """Say where the plan is not what the caller asked for."""
+    for node, made in plan.decisions.items():
+        said = filed.get(node)
+        if said is not None and said.status not in ("float", made.status):
+            why = f"the plan file says {said.status}, it becomes {made.status}: {made.reason}"
+            ctx.note("plan-not-met", node, why, Severity.WARNING)
+        elif said is None and made.status == "float" and node in plan.wishes.forced:
+            ctx.note("force-not-met", node, f"it stays float all the same: {made.reason}", Severity.WARNING)
+
+
+def _note_nothing(plan: Plan, target: str, ctx: Context) -> None:
+    found = sum(decision.code == "already-quantized" for decision in plan.decisions.values())
+    if found:
+        why = f"{found} nodes are quantized already, and nothing else can run on integers for {target}"
+        ctx.note("already-quantized", None, why, nodes=found)
+    else:
+        ctx.note("nothing-to-quantize", None, f"no node of this model can run on integers for {target}")

@@ -11,14 +11,16 @@ from onnxq import ops
 from onnxq.facts import Axes, Edge, Fact, Plan
 from onnxq.numerics.spec import Blocked, Granularity, PerAxis, PerTensor
 from onnxq.passbase import Context, Pass
+from onnxq.weights import weight_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveAxes(Pass):
     """`Plan` -> `Axes`: the output-channel axis of each weight *use*, from the operator table.
 
-    Uses, not tensors: one weight read by ``Gemm(transB=0)`` and ``Gemm(transB=1)`` has two axes. One-dimensional
-    weights and uses without an output-channel axis are per tensor, with a note.
+    Uses, not tensors: one weight read by ``Gemm(transB=0)`` and ``Gemm(transB=1)`` has two axes; a weight behind a
+    Transpose counts as it comes out of it. One-dimensional weights and uses without an output-channel axis are per
+    tensor, with a note.
     """
 
     name: ClassVar[str] = "resolve-axes"
@@ -36,13 +38,12 @@ class ResolveAxes(Pass):
     def _resolve(self, edge: Edge, wanted: Granularity, ctx: Context) -> Granularity:
         if isinstance(wanted, PerTensor) or wanted.axis is not None:
             return wanted
-        shape = edge.value.shape
-        assert shape is not None
-        axis = ops.channel_axis(edge.node, edge.index, len(shape))
-        if axis is None or len(shape) < 2:
-            why = (
-                f"its weight '{edge.value.name}' of shape {list(shape.numpy())} has no output-channel axis: per tensor"
-            )
+        tensor = weight_tensor(edge.value)
+        assert tensor is not None
+        dims = [int(d) for d in tensor.shape.numpy()]
+        axis = ops.channel_axis(edge.node, edge.index, len(dims))
+        if axis is None or len(dims) < 2:
+            why = f"its weight '{edge.value.name}' of shape {dims} has no output-channel axis: per tensor"
             ctx.note("per-tensor-weight", edge.node, why)
             return PerTensor()
         return PerAxis(axis) if isinstance(wanted, PerAxis) else Blocked(wanted.size, axis)

@@ -50,12 +50,12 @@ def target_parts(target: Target) -> list[RenderableType]:
 
 
 def _conditions(rule: IntegerOp) -> str:
-    out = [f"{name} {' or '.join(map(str, allowed))}" for name, allowed in rule.where.items()]
+    out = [f"{k} {' or '.join(map(str, allowed))}" if allowed else f"no {k}" for k, allowed in rule.where.items()]
     if rule.kind == "matmul-like":
         out.append("weights per channel" if rule.per_channel else "weights per tensor")
         out.append("Q behind it" if rule.needs_output_q else "Q behind it optional")
-        if rule.float_output_max_rank:
-            out.append(f"without one weights up to rank {rule.float_output_max_rank}")
+        if rule.per_channel_max_rank:
+            out.append(f"per channel up to rank {rule.per_channel_max_rank}")
         if rule.bias_int32:
             out.append("bias as integers")
     return ", ".join(out)

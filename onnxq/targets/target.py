@@ -77,22 +77,24 @@ class IntegerOp:
         forms: Ways of quantizing that reach a fast kernel.
         per_channel: Weights may have one scale per output channel.
         needs_output_q: Without a QuantizeLinear behind it the op stays float.
-        float_output_max_rank: Largest rank of a per-channel weight when no QuantizeLinear follows; 0 is any.
+        per_channel_max_rank: Largest rank of a weight with one scale per channel; larger ones get one scale; 0 is any.
         bias_int32: The bias (third input, or the constant of a following Add) must be int32 for the integer kernel.
-        where: Attribute values the kernel takes; an attribute that is not written fits.
+        where: Attribute values the kernel takes, none if it does not know the attribute; one that is not written fits.
     """
 
     kind: Kind
     forms: tuple[Form, ...] = ("static",)
     per_channel: bool = False
     needs_output_q: bool = True
-    float_output_max_rank: int = 0
+    per_channel_max_rank: int = 0
     bias_int32: bool = False
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def misfit(self, attributes: Mapping[str, Any]) -> str:
         """Why a node with these attribute values stays float, in words; ``""`` if it fits."""
         for name, allowed in self.where.items():
+            if name in attributes and not allowed:
+                return f"the integer kernel takes no {name}"
             if name in attributes and attributes[name] not in allowed:
                 return f"{name} is {attributes[name]}, the integer kernel takes {' or '.join(map(str, allowed))}"
         return ""

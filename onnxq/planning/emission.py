@@ -1,0 +1,83 @@
+"""Writes specs for edges into a plan: layers, dynamic layers, values that become integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxq.facts import Decision, Plan
+from onnxq.layers import Layer, merges_into_gemm, widened_behind
+from onnxq.look import attr_int, only_use, onnx_op, uses
+from onnxq.numerics.spec import PerTensor, TensorSpec
+from onnxq.targets import IntegerOp, Target
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A plan in the making, and the target it is made for."""
+
+    plan: Plan
+    target: Target
+
+    def decide(self, node: ir.Node, status: str, code: str, reason: str) -> None:
+        """Say what becomes of a node."""
+        self.plan.decisions[node] = Decision(status, code, reason)
+
+    def layer(self, layer: Layer, rule: IntegerOp, wanted: bool) -> None:
+        """A layer on integers.
+
+        Args:
+            layer: The layer.
+            rule: Its rule.
+            wanted: Whether an integer op reads its result.
+        """
+        for edge in layer.inputs:
+            self.plan.activations.setdefault(edge.value, self.plan.wishes.activation)
+            self.plan.readers[edge] = edge.value
+        quantized = wanted or needs_q(layer, rule)
+        if quantized:
+            self.integer(layer.tail)
+        if layer.weight is not None:
+            self.plan.weights[layer.weight] = self._weight(layer, rule)
+            if layer.bias is not None and layer.bias.value.dtype == ir.DataType.FLOAT:
+                granularity = self.plan.weights[layer.weight].granularity
+                self.plan.biases[layer.bias] = TensorSpec(self.target.bias.type, True, granularity)
+        how = "" if quantized else ", float output"
+        self.decide(layer.node, "integer", "layer", f"{layer.node.op_type} on integers{how}")
+
+    def dynamic(self, layer: Layer, rule: IntegerOp, code: str, reason: str) -> None:
+        """A layer whose input is quantized at run time."""
+        assert layer.weight is not None
+        self.plan.weights[layer.weight] = self._weight(layer, rule)
+        self.decide(layer.node, "dynamic", code, reason)
+        for inner in layer.body:
+            self.decide(inner, "float", "behind-dynamic-layer", "in float behind a layer with dynamic input")
+
+    def _weight(self, layer: Layer, rule: IntegerOp) -> TensorSpec:
+        spec, rank = self.plan.wishes.weight, len(layer.weight_dims)
+        limit = rule.per_channel_max_rank
+        # The groups of a ConvTranspose share axis 1, so one scale there would serve several output channels.
+        grouped = onnx_op(layer.node, "ConvTranspose") and attr_int(layer.node, "group", 1) > 1
+        fits = rule.per_channel and rank >= 2 and not (limit and rank > limit) and not grouped
+        return spec if fits else spec.at(PerTensor())
+
+    def integer(self, value: ir.Value) -> None:
+        """A value made by an integer op: everybody reads its dequantized form, graph outputs too."""
+        self.plan.activations.setdefault(value, self.plan.wishes.activation)
+        for edge in uses(value):
+            self.plan.readers[edge] = value
+        if value.is_graph_output():
+            self.plan.outputs.add(value)
+
+
+def needs_q(layer: Layer, rule: IntegerOp) -> bool:
+    """Whether the integer kernel is reached only with a QuantizeLinear behind the layer, whoever reads its result."""
+    return rule.needs_output_q or (layer.folded and only_use(layer.tail) is not None) or merges_into_gemm(layer)
+
+
+def may_be_dynamic(layer: Layer, rule: IntegerOp) -> bool:
+    """Whether a layer may quantize its input at run time (DynamicQuantizeLinear takes float32) and be fused right."""
+    if layer.weight is None or "dynamic" not in rule.forms or layer.weight.value.dtype != ir.DataType.FLOAT:
+        return False
+    return not attr_int(layer.node, "transA", 0) and not widened_behind(layer)
