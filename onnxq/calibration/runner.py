@@ -133,7 +133,7 @@ class Run:
         limit = huge(x.dtype)
         if x.dtype == np.float16:
             x = x.astype(np.float32)
-        lo, hi = float(np.min(x)), float(np.max(x))
+        lo, hi = float(x.min()), float(x.max())
         if not (-limit < lo and hi < limit):
             if math.isnan(lo):
                 raise DataError(f"'{value.name}' is NaN in sample {index}: {REMEDY}")
