@@ -130,7 +130,7 @@ class Search:
         return [
             node
             for node, decision in self.plan.decisions.items()
-            if decision.status == "integer" and decision.code != "part-of-layer"
+            if decision.status == "integer" and decision.code not in ("part-of-layer", "already-quantized")
         ]
 
     def _work(self, plan: Plan) -> float:
@@ -139,7 +139,7 @@ class Search:
         for node, decision in plan.decisions.items():
             if decision.status != "integer" or decision.code == "part-of-layer":
                 continue
-            layer = read_layer(node) if decision.code == "layer" else None
+            layer = read_layer(node, plan.wishes.banned) if decision.code == "layer" else None
             value = layer.tail if isinstance(layer, Layer) else node.outputs[0]
             size = self.ranges[value].size if value in self.ranges else 0.0
             work += size * (layer.terms if isinstance(layer, Layer) else ELEMENTWISE)
