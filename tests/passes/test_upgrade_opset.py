@@ -99,13 +99,19 @@ def test_numbers_stay(name: str, run_passes: Callable[..., Any], same_numbers: C
 
 
 @pytest.mark.parametrize("name", ["clip", "softmax-middle", "resize-10-up", "group-norm", "reduce-mean"])
-def test_newer_and_older_targets(name: str, run_passes: Callable[..., Any], same_numbers: Callable[..., None]) -> None:
+def test_newer_and_older_targets(
+    name: str,
+    run_passes: Callable[..., Any],
+    same_numbers: Callable[..., None],
+    runs_opset: Callable[[int], bool],
+) -> None:
     for to in (
         (19, 25, 27) if name != "group-norm" else (25, 27)
     ):  # the checker calls the first GroupNormalization deprecated
         out = run_passes(CASES[name], UpgradeOpset(to=to))
         assert out.proto.opset_import[0].version == to
-        same_numbers(CASES[name], out.proto)
+        if runs_opset(to):
+            same_numbers(CASES[name], out.proto)
 
 
 def test_opset_6_broadcasting(run_passes: Callable[..., Any], run_model: Callable[..., list[Any]]) -> None:
