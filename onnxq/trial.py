@@ -1,8 +1,8 @@
 """A float session in which every planned pair has a switch: one load, any number of plans tried.
 
 Each planned value becomes ``Where(on, DQ(Q(x, scale, zero)), x)``; switches, scales and zero points are inputs of the
-session, and planned weights are rounded to their integers for good. So a plan with some layers left float, or with
-other ranges, costs one run over the samples and no graph surgery.
+session. So a plan with some layers left float, or with other ranges, costs one run over the samples and no graph
+surgery. Weights stay float: what their rounding costs is mostly taken back by `gptq`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxq.facts import Edge, Plan
 from onnxq.look import all_nodes, onnx_op
 from onnxq.numerics.spec import Encoding, QType
 from onnxq.session import Runtime, Session, open_session
-from onnxq.weights import onnx_dtype, rounded_weight
+from onnxq.weights import onnx_dtype
 
 Array = np.ndarray[Any, Any]
 Feeds = Mapping[str, Array]
@@ -82,15 +82,12 @@ def decibels(noise: float) -> float:
 
 
 @contextmanager
-def open_trial(
-    model: ir.Model, plan: Plan, weights: Mapping[Edge, Encoding], samples: Sequence[Feeds], runtime: Runtime
-) -> Iterator[Trial]:
+def open_trial(model: ir.Model, plan: Plan, samples: Sequence[Feeds], runtime: Runtime) -> Iterator[Trial]:
     """Load the trial of a plan; ``model`` stays as it is.
 
     Args:
         model: The prepared float model the plan is about.
         plan: The plan that quantizes most.
-        weights: Encodings of the planned weights.
         samples: Feeds to try on; they stay in memory.
         runtime: How to run.
 
@@ -113,8 +110,6 @@ def open_trial(
     builder = _Builder(copy, qtype)
     for index, value in enumerate(values):
         builder.value(twins[value], index, readers.get(value, []), value in plan.outputs)
-    for edge, encoding in weights.items():
-        builder.weight(Edge(nodes[edge.node], edge.index), edge.value, encoding)
     with open_session(copy, runtime, outputs=[twins[v] for v in watched]) as session:
         yield Trial(session, values, samples, exact, qtype)
 
@@ -140,7 +135,6 @@ class _Builder:
     def __init__(self, model: ir.Model, qtype: QType) -> None:
         self._graph, self._namer = model.graph, Namer(model)
         self._first = model.graph[0]
-        self._rounded: dict[tuple[ir.Value, int], ir.Value] = {}
         kinds = {ON: ir.DataType.BOOL, SCALE: ir.DataType.FLOAT, ZERO: onnx_dtype(qtype)}
         self._inputs = {
             name: ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape([None])) for name, kind in kinds.items()
@@ -166,14 +160,6 @@ class _Builder:
         else:
             for edge in readers:
                 edge.node.replace_input_with(edge.index, either.outputs[0])
-
-    def weight(self, edge: Edge, source: ir.Value, encoding: Encoding) -> None:
-        """The op reads the weight as its integers decode."""
-        key = (source, id(encoding))
-        if key not in self._rounded:
-            tensor = rounded_weight(source, encoding)
-            self._rounded[key] = add_initializer(self._graph, f"{source.name}_rounded", tensor, self._namer)
-        edge.node.replace_input_with(edge.index, self._rounded[key])
 
     def _pick(self, name: str, index: int) -> ir.Value:
         """One element of a switch vector, rank 0."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import attr_ints, constant_tensor, onnx_op
-from onnxq.numerics.affine import fake_quantize, quantize
+from onnxq.numerics.affine import quantize
 from onnxq.numerics.spec import Encoding, QType
 
 Array = np.ndarray[Any, Any]
@@ -47,25 +47,16 @@ def as_tensor(values: Array, qtype: QType) -> ir.TensorProtocol:
     return ir.Tensor(values.astype(getattr(ml_dtypes, qtype.name)), dtype=onnx_dtype(qtype))
 
 
-def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
+def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.TensorProtocol:
     """The integer copy of a constant float value, shape kept."""
     source = weight_tensor(value)
     assert source is not None
     qtype = encoding.spec.qtype
+    if encoding.integers is not None:
+        return as_tensor(encoding.integers, qtype)
     return ir.LazyTensor(
         lambda: as_tensor(quantize(source.numpy(), encoding), qtype),
         dtype=onnx_dtype(qtype),
-        shape=ir.Shape(source.shape.numpy()),
-    )
-
-
-def rounded_weight(value: ir.Value, encoding: Encoding) -> ir.LazyTensor:
-    """The float weight as its integers decode."""
-    source = weight_tensor(value)
-    assert source is not None
-    return ir.LazyTensor(
-        lambda: ir.tensor(fake_quantize(source.numpy(), encoding, source.numpy().dtype)),
-        dtype=source.dtype,
         shape=ir.Shape(source.shape.numpy()),
     )
 

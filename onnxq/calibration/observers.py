@@ -53,8 +53,6 @@ class Observation:
         """A new observer for one value."""
         if self.method == "minmax":
             return Extremes()
-        if self.method == "auto":
-            return Several(self)
         return Averages() if self.method == "average" else Counts(self)
 
 
@@ -79,87 +77,78 @@ class Observer(Protocol):
 class Extremes:
     """Smallest and largest value."""
 
-    __slots__ = ("hi", "lo")
+    __slots__ = ("_samples", "_values", "hi", "lo")
 
     def __init__(self) -> None:
         self.lo, self.hi = math.inf, -math.inf
+        self._samples = self._values = 0
 
     def add(self, x: Array, lo: float, hi: float) -> None:
         """Take one sample's values, their minimum and their maximum."""
         self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
+        self._samples, self._values = self._samples + 1, self._values + x.size
+
+    @property
+    def size(self) -> float:
+        """Values in a sample, on average."""
+        return self._values / self._samples
 
     def range(self, spec: TensorSpec) -> Range:
         """The range to cover."""
-        return Range(self.lo, self.hi, self.lo, self.hi)
+        return Range(self.lo, self.hi, self.lo, self.hi, size=self.size)
 
 
 class Averages(Extremes):
     """The mean over samples of the minimum and of the maximum: one odd sample moves the range only a little."""
 
-    __slots__ = ("_count", "_sum_hi", "_sum_lo")
+    __slots__ = ("_sum_hi", "_sum_lo")
 
     def __init__(self) -> None:
         super().__init__()
         self._sum_lo = self._sum_hi = 0.0
-        self._count = 0
 
     def add(self, x: Array, lo: float, hi: float) -> None:
         """Take one sample's values, their minimum and their maximum."""
         super().add(x, lo, hi)
-        self._sum_lo, self._sum_hi, self._count = self._sum_lo + lo, self._sum_hi + hi, self._count + 1
-
-    @property
-    def samples(self) -> int:
-        """Number of samples seen."""
-        return self._count
+        self._sum_lo, self._sum_hi = self._sum_lo + lo, self._sum_hi + hi
 
     def range(self, spec: TensorSpec) -> Range:
         """The range to cover."""
-        return Range(self._sum_lo / self._count, self._sum_hi / self._count, self.lo, self.hi)
+        lo, hi = self._sum_lo / self._samples, self._sum_hi / self._samples
+        return Range(lo, hi, self.lo, self.hi, size=self.size)
 
 
 class Counts(Histogram):
     """A histogram, from which a range for the planned type is chosen at the end."""
 
-    __slots__ = ("_how",)
+    __slots__ = ("_ends", "_how")
 
     def __init__(self, how: Observation) -> None:
         super().__init__(how.bins)
-        self._how = how
-
-    def range(self, spec: TensorSpec) -> Range:
-        """The range to cover, with the noise to expect."""
-        if self._how.method == "percentile":
-            lo, hi = thresholds.percentile(self, self._how.percent)
-        else:
-            lo, hi = (thresholds.entropy if self._how.method == "entropy" else thresholds.mse)(self, spec)
-        return Range(lo, hi, self.lo, self.hi, sqnr_db(self, lo, hi, spec))
-
-
-class Several(Counts):
-    """A histogram and the averages of each sample's ends: the ranges of several methods at once."""
-
-    __slots__ = ("_averages",)
-
-    def __init__(self, how: Observation) -> None:
-        super().__init__(how)
-        self._averages = Averages()
+        self._how, self._ends = how, Averages()
 
     def add(self, x: Array, lo: float, hi: float) -> None:
         """Take one sample's values, their minimum and their maximum."""
         super().add(x, lo, hi)
-        self._averages.add(x, lo, hi)
+        self._ends.add(x, lo, hi)
 
     def range(self, spec: TensorSpec) -> Range:
-        """The range of ``mse``, with the others as candidates."""
-        found, average = super().range(spec), self._averages.range(spec)
+        """The range to cover, with the noise to expect; the ranges of the other methods too for ``auto``."""
+        if self._how.method == "percentile":
+            lo, hi = thresholds.percentile(self, self._how.percent)
+        else:
+            lo, hi = (thresholds.entropy if self._how.method == "entropy" else thresholds.mse)(self, spec)
+        found = Range(lo, hi, self.lo, self.hi, sqnr_db(self, lo, hi, spec), self._ends.size)
+        if self._how.method != "auto":
+            return found
+        average = self._ends.range(spec)
         candidates = {
-            "mse": (found.lo, found.hi),
+            "mse": (lo, hi),
             "minmax": (self.lo, self.hi),
             "average": (average.lo, average.hi),
             "percentile": thresholds.percentile(self, self._how.percent),
         }
-        return replace(found, size=self.total / self._averages.samples, candidates=candidates)
+        return replace(found, candidates=candidates)
 
 
 class Means:

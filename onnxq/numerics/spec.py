@@ -173,12 +173,14 @@ class Encoding:
         scale: float32 or float16; rank 0 per tensor, [C] per axis, data rank when blocked; finite, > 0, normal.
         zero_point: ``spec.qtype.carrier`` (or int32 for int32 data), the shape of ``scale``.
         dead: Flat positions in ``scale`` whose values are all zero or too small for any normal scale.
+        integers: Integers chosen for a weight (by GPTQ), in its layout and carrier type; None for the nearest.
     """
 
     spec: TensorSpec
     scale: np.ndarray[Any, Any]
     zero_point: np.ndarray[Any, Any]
     dead: tuple[int, ...] = ()
+    integers: np.ndarray[Any, Any] | None = None
 
     @property
     def axis(self) -> int | None:

@@ -9,10 +9,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from onnxq.calibration.sources import Source
-from onnxq.encoding import weight_encoding
-from onnxq.facts import Axes, Decision, Fact, Feeds, Goal, Plan, Range, Ranges
-from onnxq.look import constant_tensor
-from onnxq.numerics.spec import PerTensor
+from onnxq.facts import Decision, Fact, Feeds, Goal, Plan, Range, Ranges
 from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
 from onnxq.sensitivity import Search
@@ -36,11 +33,10 @@ class SpareSensitive(Pass):
         samples: Samples to measure on, spread over the data.
         trials: Plans to try, at most: groups of neighbours first, then the members of the best groups.
         max_layers: Models with more planned layers are left as they are, with a note.
-        max_weights: Megabytes of planned weights beyond which the same holds.
     """
 
     name: ClassVar[str] = "spare-sensitive"
-    reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Axes, Ranges, Goal})
+    reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Ranges, Goal})
     maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Feeds})
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Ranges})
 
@@ -50,11 +46,10 @@ class SpareSensitive(Pass):
     samples: int = 8
     trials: int = 48
     max_layers: int = 400
-    max_weights: int = 512
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Search, then plan again; the graph stays as it is."""
-        plan, ranges, axes, goal = ctx.get(Plan), ctx.get(Ranges), ctx.get(Axes), ctx.get(Goal)
+        plan, ranges, goal = ctx.get(Plan), ctx.get(Ranges), ctx.get(Goal)
         feeds = ctx.maybe(Feeds)
         why = self._why_not(plan, feeds)
         if why or feeds is None:
@@ -62,17 +57,12 @@ class SpareSensitive(Pass):
                 ctx.note("search-skipped", None, why)
             return False
         samples = _spread(feeds.source, self.samples)
-        weights = {
-            edge: weight_encoding(edge, spec.at(axes.of.get(edge, PerTensor())))
-            for edge, spec in plan.weights.items()
-            if plan.decisions[edge.node].status == "integer"
-        }
         known = dict(ranges.of)
         for value, (lo, hi) in plan.fixed.items():
             known.setdefault(value, Range(lo, hi, lo, hi))
         runtime = Runtime(custom_op_library=ctx.custom_op_library)
         banned = dict(plan.wishes.banned)
-        with open_trial(model, plan, weights, samples, runtime) as trial:
+        with open_trial(model, plan, samples, runtime) as trial:
             search = Search(model, goal.target, trial, known, plan)
             methods = search.choose_method()
             first = decibels(search.noise)
@@ -103,13 +93,7 @@ class SpareSensitive(Pass):
             return "no planned activations"
         if len(plan.weights) > self.max_layers:
             return f"{len(plan.weights)} layers are more than max-layers ({self.max_layers})"
-        tensors = [constant_tensor(v) for v in {edge.value for edge in plan.weights}]
-        size = sum(t.nbytes for t in tensors if t is not None) / 1e6
-        return (
-            f"{size:.0f} MB of weights are more than max-weights ({self.max_weights})"
-            if size > self.max_weights
-            else ""
-        )
+        return ""
 
 
 def _spread(source: Source, count: int) -> list[Sample]:
