@@ -216,11 +216,27 @@ def _new_weight(affine: Affine, linear: Linear) -> Array | ir.TensorProtocol | N
         assert axis is not None
         shape[axis] = -1
     factor = factor.reshape(shape)
+    return _times(old, factor, "weight")
+
+
+def scale_constant(edge: Edge, factor: float, namer: Namer) -> None:
+    """Multiply one use of a constant by a number; other uses keep it as it is.
+
+    Raises:
+        Refused: A result would leave the range of its type. The graph is as it was.
+    """
+    tensor = constant_tensor(edge.value)
+    assert tensor is not None
+    _swap(edge, _times(tensor, np.array(factor), f"constant '{edge.value.name}'"), namer)
+
+
+def _times(old: ir.TensorProtocol, factor: Array, what: str) -> Array | ir.TensorProtocol:
+    """A product rounded once; lazily if it is large."""
     if old.nbytes > _EAGER and old.dtype not in _NARROW:
         return ir.LazyTensor(
             lambda: ir.tensor(_scaled(old.numpy(), factor)), dtype=old.dtype, shape=ir.Shape(old.shape.numpy())
         )
-    return _stored(old.numpy().astype(np.float64) * factor, old.dtype, "weight")
+    return _stored(old.numpy().astype(np.float64) * factor, old.dtype, what)
 
 
 def _scaled(weight: Array, factor: Array) -> Array:

@@ -115,7 +115,7 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
         if tensor is None:
             return "its bias is computed at run time"
         shape = [int(d) for d in tensor.shape.numpy()]
-        if not _per_channel(shape, layer.channels):
+        if not per_channel(shape, layer.channels):
             return f"its bias of shape {shape} does not hold one number a channel"
     if bias is None and weight is not None and onnx_op(node, "MatMul"):
         added = _added_bias(tail, layer.channels)
@@ -142,8 +142,8 @@ def _dtype(value: ir.Value) -> str:
     return value.dtype.name.lower() if value.dtype is not None else "of unknown type"
 
 
-def _per_channel(shape: Sequence[int], channels: int | None) -> bool:
-    """Whether a constant holds one number, or one a channel along its last axis."""
+def per_channel(shape: Sequence[int], channels: int | None) -> bool:
+    """Whether a constant of this shape holds one number, or one a channel along its last axis."""
     size = 1
     for dim in shape:
         size *= dim
@@ -157,7 +157,7 @@ def _added_bias(tail: ir.Value, channels: int | None) -> Edge | None:
         return None
     other = Edge(use.node, 1 - use.index)
     tensor = constant_tensor(other.node.inputs[other.index])
-    if tensor is None or not _per_channel(tensor.shape.numpy(), channels):
+    if tensor is None or not per_channel(tensor.shape.numpy(), channels):
         return None
     return other if len(tensor.shape) <= max(1, len(dims_of(tail) or ())) else None
 

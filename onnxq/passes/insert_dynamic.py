@@ -121,7 +121,7 @@ class _Writer:
         return self._weights[key]
 
 
-def _turned(tensor: ir.LazyTensor) -> ir.LazyTensor:
+def _turned(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     return ir.LazyTensor(
         lambda: ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype),
         dtype=tensor.dtype,
