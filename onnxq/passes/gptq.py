@@ -12,11 +12,12 @@ import onnx_ir as ir
 from onnxq.calibration.moments import Moments
 from onnxq.calibration.runner import Run, Watch
 from onnxq.facts import Edge, Encodings, Fact, Feeds, Plan
-from onnxq.look import attr_int, constant, graph_of, onnx_op
+from onnxq.look import attr_int, graph_of, onnx_op
 from onnxq.numerics.affine import dequantize, quantize
 from onnxq.numerics.gptq import gptq, relative_error
 from onnxq.numerics.spec import Blocked, Encoding
 from onnxq.passbase import Context, Pass
+from onnxq.weights import weight_tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -127,11 +128,15 @@ class _Weight:
     encoding: Encoding
 
     @property
+    def _tensor(self) -> ir.TensorProtocol:
+        tensor = weight_tensor(self.edges[0].value)
+        assert tensor is not None
+        return tensor
+
+    @property
     def sizes(self) -> tuple[int, int, tuple[int, ...]]:
         """Groups, inputs of an output value, kernel; 0 inputs where GPTQ does not apply."""
-        node, shape = self.edges[0].node, self.edges[0].value.shape
-        assert shape is not None
-        dims = tuple(int(d) for d in shape.numpy())
+        node, dims = self.edges[0].node, tuple(int(d) for d in self._tensor.shape.numpy())
         if node.op_type == "Conv":
             return attr_int(node, "group", 1), int(np.prod(dims[1:])), dims[2:]
         if len(dims) != 2:
@@ -142,14 +147,12 @@ class _Weight:
     def work(self) -> float:
         """Operations of factorization and rounding."""
         groups, inputs, _ = self.sizes
-        size = self.edges[0].value.const_value
-        return groups * inputs**3 * 3.0 + (size.size if size is not None else 0) * inputs * 2.0
+        return groups * inputs**3 * 3.0 + self._tensor.size * inputs * 2.0
 
     def round(self, hessian: Array) -> tuple[Array, float, float]:
         """Integers in the weight's layout, and the relative output error of nearest rounding and of these."""
         node = self.edges[0].node
-        weight = constant(self.edges[0].value)
-        assert weight is not None
+        weight = self._tensor.numpy()
         groups, inputs, _ = self.sizes
         rows_last = node.op_type != "Conv" and not attr_int(node, "transB", 0)
         w = (weight.T if rows_last else weight.reshape(len(weight), -1)).reshape(groups, -1, inputs)
