@@ -55,7 +55,7 @@ class Gptq(Pass):
         layers = self._affordable(self._layers(old, model), ctx)
         source = replace(feeds.source, limit=min(self.samples, feeds.source.limit or self.samples))
         before, after = [], []
-        weights = dict(old.weights)
+        rounded: dict[tuple[ir.Value, int], Encoding] = {}
         for part in self._parts(layers):
             moments = {layer: Moments(layer.edges[0].node, *layer.sizes) for layer in part}
             watches: dict[ir.Value, list[Watch]] = {}
@@ -69,7 +69,7 @@ class Gptq(Pass):
             for layer, found in moments.items():
                 if found.rows:
                     integers, nearest, chosen = layer.round(found.hessian)
-                    weights.update(dict.fromkeys(layer.edges, replace(layer.encoding, integers=integers)))
+                    rounded[layer.edges[0].value, id(layer.encoding)] = replace(layer.encoding, integers=integers)
                     before.append(nearest)
                     after.append(chosen)
         if before:
@@ -78,7 +78,8 @@ class Gptq(Pass):
                 f"weights of {len(before)} layers rounded by GPTQ: {times:.1f} times less output error than to nearest"
             )
             ctx.note("gptq", None, why, layers=len(before), times=round(times, 2))
-        ctx.put(replace(old, weights=weights))
+        # Uses in bodies share the copy, though nobody observes them.
+        ctx.put(replace(old, weights={e: rounded.get((e.value, id(w)), w) for e, w in old.weights.items()}))
         return False
 
     def _layers(self, encodings: Encodings, model: ir.Model) -> list[_Weight]:
