@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from onnxq.diagnostics import Severity
+from onnxq.errors import UnsupportedError
 from onnxq.facts import Decision, Fact, Goal, Plan, Wishes
 from onnxq.look import all_nodes
 from onnxq.passbase import Context, Pass
@@ -51,7 +52,12 @@ class MakePlan(Pass):
     file: str = ""
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Make the plan; the graph stays as it is."""
+        """Make the plan; the graph stays as it is.
+
+        Raises:
+            OptionError: A selector that matches nothing, a type the target does not take, a bad plan file.
+            UnsupportedError: The model's opset is newer than the target's newest.
+        """
         goal = ctx.maybe(Goal)
         target = goal.target if goal else load_target(self.target)
         if goal is None:
@@ -66,6 +72,11 @@ class MakePlan(Pass):
         dynamic = self.dynamic == "auto" and activation.qtype.name == "uint8" and weight.qtype.bits == 8
         wishes = Wishes(activation, weight, banned, frozenset(forced), dynamic, self.static)
         plan = Planner(target, wishes).make(model)
+        opset = model.opset_imports.get("", 0)
+        if plan.activations and opset > target.opset.max:
+            raise UnsupportedError(
+                f"the model has opset {opset}; {target.name} runs Q/DQ pairs up to opset {target.opset.max}"
+            )
         ctx.put(plan)
         _note_unmet(plan, filed, ctx)
         if not plan.weights and not plan.activations:
