@@ -48,7 +48,8 @@ def initial(rng: np.random.Generator) -> Weights:
 
 def patches(x: Array, k: int) -> Array:
     """[N, C, H, W] -> [N, H', W', C, k, k]: what each output pixel of an unpadded convolution sees."""
-    windows = np.lib.stride_tricks.sliding_window_view(x, (k, k), axis=(2, 3))
+    view: Any = np.lib.stride_tricks.sliding_window_view  # its stubs know pairs of axes since NumPy 2.4 only
+    windows: Array = view(x, (k, k), axis=(2, 3))
     return np.ascontiguousarray(windows.transpose(0, 2, 3, 1, 4, 5))
 
 

@@ -112,7 +112,7 @@ class Preprocessing:
         x: Array = np.asarray(image, np.float32)
         x = x[:, :, None] if x.ndim == 2 else x[:, :, ::-1] if self.color == "BGR" else x
         x = (x / np.float32(self.divide) - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        dtype = np.dtype(self.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.dtype)
         if dtype.kind in "iu":
             info = np.iinfo(dtype)
             x = np.clip(np.rint(x), info.min, info.max)
