@@ -184,7 +184,7 @@ def _quantized(
     samples: int = 3,
     **plan: Any,
 ) -> Quantized:
-    """The recipe int8 without its search: prepare, plan, min-max ranges, pairs. The caller's message stays untouched."""
+    """The recipe int8 without its search: prepare, plan, min-max ranges, pairs; the caller's message is untouched."""
     proto = parser.parse_model(source) if isinstance(source, str) else source
     for name, array in (weights or {}).items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
