@@ -18,7 +18,6 @@ from onnxq.passbase import Context, run_step
 from onnxq.passes.insert_qdq import InsertQdq
 
 RNG = np.random.default_rng(0)
-FLOAT_
 
 
 def w(*shape: int, scale: float = 0.3) -> np.ndarray[Any, Any]:
