@@ -31,12 +31,11 @@ class NormalizeGemm(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Rewrite every Gemm with a constant B; one note says how many."""
+        plain = plain_initializers(model)
         namer = Namer(model)
         count = 0
         found = [node for graph in nested_graphs(model.graph) for node in graph if onnx_op(node, "Gemm")]
-        changes = [node for node in found if _odd(node)]
-        plain = bool(changes) and plain_initializers(model)
-        for node in changes:
+        for node in filter(_odd, found):
             try:
                 _normalize(node, namer)
                 count += 1
@@ -86,11 +85,11 @@ def _normalize(node: ir.Node, namer: Namer) -> None:
 
 def _split(node: ir.Node, beta: float, namer: Namer) -> None:
     """The bias as an Add behind the Gemm; the sum takes the Gemm's output name over."""
-    graph, bias, out = node.graph, node.inputs[2], node.outputs[0]
-    assert isinstance(graph, ir.Graph) and bias is not None and bias.dtype is not None
+    graph, weight, bias, out = node.graph, node.inputs[1], node.inputs[2], node.outputs[0]
+    assert isinstance(graph, ir.Graph) and bias is not None and weight is not None and weight.dtype is not None
     chain = []
     if beta != 1:
-        factor = add_initializer(graph, f"{node.name}_beta", np.asarray(beta, bias.dtype.numpy()), namer)
+        factor = add_initializer(graph, f"{node.name}_beta", np.asarray(beta, weight.dtype.numpy()), namer)
         chain.append(ir.node("Mul", [bias, factor], name=namer(f"{node.name}_Mul")))
         chain[0].outputs[0].name = namer(f"{chain[0].name}_output")
         chain[0].outputs[0].type, chain[0].outputs[0].shape = bias.type, bias.shape
