@@ -48,12 +48,13 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
 def layer_of(node: Node, target: Target, wishes: Wishes) -> Layer | Decision:
     """The layer that a matmul-like node starts, or the decision that it stays as it is."""
     layer = read_layer(node, wishes.banned)
-    if isinstance(layer, str):
+    if isinstance(layer, str) or layer.weight is None:
         row = ops.info(node)
         for slot in row.weights if row else ():
             tensor, path = source_of(node.inputs[slot.index] if slot.index < len(node.inputs) else None)
             if tensor is not None and any(is_q(n, DEQUANTIZE) for n in path):
                 return _as_found(node, target)
+    if isinstance(layer, str):
         return Decision("float", "not-a-layer", layer)
     if layer.weight is not None and layer.weight.index == 0:
         why = "its left operand is constant: no fast kernel takes that"
