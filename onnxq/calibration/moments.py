@@ -11,8 +11,8 @@ from onnxq.look import attr_int, attr_ints, attr_str
 
 Array = np.ndarray[Any, Any]
 
-# Input vectors taken from one sample: enough for the moments of a few thousand inputs over some samples.
-ROWS = 4096
+# Input vectors taken from one sample: over a few dozen samples that is enough for a few thousand inputs.
+ROWS = 512
 
 
 class Moments:

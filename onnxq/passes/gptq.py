@@ -32,7 +32,7 @@ class Gptq(Pass):
 
     Attributes:
         rounding: ``nearest`` skips the pass.
-        effort: Billions of operations that all layers together may take; 200 are some ten seconds on two cores.
+        effort: Billions of operations that all layers together may take; 150 are some ten seconds on two cores.
         memory: Megabytes that second moments may take at a time; more needs several passes over the samples.
         samples: Use at most this many samples.
     """
@@ -43,7 +43,7 @@ class Gptq(Pass):
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Encodings})
 
     rounding: Literal["gptq", "nearest"] = "gptq"
-    effort: float = 200.0
+    effort: float = 150.0
     memory: int = 512
     samples: int = 32
 
