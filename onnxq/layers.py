@@ -41,9 +41,14 @@ class Layer:
     body: tuple[ir.Node, ...]
 
     @property
+    def weight_tensor(self) -> ir.TensorProtocol | None:
+        """The constant weight as its use reads it; None where both operands are activations."""
+        return weight_tensor(self.weight.value) if self.weight else None
+
+    @property
     def weight_dims(self) -> tuple[int, ...]:
         """Shape of the constant weight; empty where both operands are activations."""
-        tensor = weight_tensor(self.weight.value) if self.weight else None
+        tensor = self.weight_tensor
         return () if tensor is None else tuple(int(d) for d in tensor.shape.numpy())
 
     @property
@@ -92,14 +97,16 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
     if row is None:
         return f"{node.op_type} carries no weights"
     slots = [s for s in row.weights if s.index < len(node.inputs) and node.inputs[s.index] is not None]
-    weights = [s for s in slots if weight_tensor(node.inputs[s.index]) is not None]
+    tensors = {s.index: weight_tensor(node.inputs[s.index]) for s in slots}
+    weights = [s for s in slots if tensors[s.index] is not None]
     weight: Edge | None = Edge(node, weights[0].index) if weights else None
     if weight is None and not onnx_op(node, "MatMul"):
         return "its weight is computed at run time"
     if len(weights) == len(slots) and len(slots) > 1:
         return "all its operands are constant"
-    if weight is not None and not is_float(weight.value):
-        return f"its weight is {_dtype(weight.value)}, not a float type"
+    stored = tensors[weight.index] if weight is not None else None
+    if stored is not None and stored.dtype not in FLOATS:
+        return f"its weight is {stored.dtype.name.lower()}, not a float type"
     data = tuple(
         Edge(node, i)
         for i, value in enumerate(node.inputs)
@@ -136,10 +143,6 @@ def folded_behind(tail: ir.Value, apart: Container[ir.Node] = ()) -> ir.Node | N
     if use is None or use.node in apart or use.node.graph is not graph(tail) or not folds(use.node):
         return None
     return use.node
-
-
-def _dtype(value: ir.Value) -> str:
-    return value.dtype.name.lower() if value.dtype is not None else "of unknown type"
 
 
 def per_channel(shape: Sequence[int], channels: int | None) -> bool:

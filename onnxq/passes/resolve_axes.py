@@ -19,8 +19,8 @@ class ResolveAxes(Pass):
     """`Plan` -> `Axes`: the output-channel axis of each weight *use*, from the operator table.
 
     Uses, not tensors: one weight read by ``Gemm(transB=0)`` and ``Gemm(transB=1)`` has two axes; a weight behind a
-    Transpose counts as it comes out of it. One-dimensional weights and uses without an output-channel axis are per
-    tensor, with a note.
+    Transpose counts as it comes out of it. Blocks run along the axis that is summed over. One-dimensional weights and
+    uses without an output-channel axis are per tensor, blocks over several axes per channel, with a note.
     """
 
     name: ClassVar[str] = "resolve-axes"
@@ -41,9 +41,17 @@ class ResolveAxes(Pass):
         tensor = weight_tensor(edge.value)
         assert tensor is not None
         dims = [int(d) for d in tensor.shape.numpy()]
+        weight = f"its weight '{edge.value.name}' of shape {dims}"
+        row = ops.info(edge.node)
+        slot = row.slot(edge.index) if row else None
+        if isinstance(wanted, Blocked) and slot is not None and slot.contraction_axis is not None and dims:
+            return Blocked(wanted.size, slot.contraction_axis(edge.node, len(dims)))
         axis = ops.channel_axis(edge.node, edge.index, len(dims))
         if axis is None or len(dims) < 2:
-            why = f"its weight '{edge.value.name}' of shape {dims} has no output-channel axis: per tensor"
-            ctx.note("per-tensor-weight", edge.node, why)
+            ctx.note("per-tensor-weight", edge.node, f"{weight} has no output-channel axis: per tensor")
             return PerTensor()
-        return PerAxis(axis) if isinstance(wanted, PerAxis) else Blocked(wanted.size, axis)
+        if isinstance(wanted, Blocked):
+            ctx.note(
+                "per-channel-weight", edge.node, f"{weight} is summed over several axes: per channel, not in blocks"
+            )
+        return PerAxis(axis)

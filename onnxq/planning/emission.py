@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxq.facts import Decision, Plan
 from onnxq.layers import Layer, merges_into_gemm, widened_behind
 from onnxq.look import attr_int, only_use, onnx_op, uses
-from onnxq.numerics.spec import PerTensor, TensorSpec
+from onnxq.numerics.spec import Blocked, PerTensor, TensorSpec
 from onnxq.targets import IntegerOp, Target
 
 
@@ -39,10 +39,12 @@ class Emission:
         if quantized:
             self.integer(layer.tail)
         if layer.weight is not None:
-            self.plan.weights[layer.weight] = self._weight(layer, rule)
-            if layer.bias is not None and layer.bias.value.dtype == ir.DataType.FLOAT:
-                granularity = self.plan.weights[layer.weight].granularity
-                self.plan.biases[layer.bias] = TensorSpec(self.target.bias.type, True, granularity)
+            spec = self._weight(layer, rule)
+            self.plan.weights[layer.weight], granularity = spec, spec.granularity
+            # The int32 bias has one scale an output channel; a bias behind blocks, or in float16, stays as it is.
+            bias = None if isinstance(granularity, Blocked) else layer.bias
+            if bias is not None and bias.value.dtype == ir.DataType.FLOAT:
+                self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, granularity)
         how = "" if quantized else ", float output"
         self.decide(layer.node, "integer", "layer", f"{layer.node.op_type} on integers{how}")
 
@@ -78,6 +80,7 @@ def needs_q(layer: Layer, rule: IntegerOp) -> bool:
 
 def may_be_dynamic(layer: Layer, rule: IntegerOp) -> bool:
     """Whether a layer may quantize its input at run time (DynamicQuantizeLinear takes float32) and be fused right."""
-    if layer.weight is None or "dynamic" not in rule.forms or layer.weight.value.dtype != ir.DataType.FLOAT:
+    tensor = layer.weight_tensor
+    if tensor is None or "dynamic" not in rule.forms or tensor.dtype != ir.DataType.FLOAT:
         return False
     return not attr_int(layer.node, "transA", 0) and not widened_behind(layer)
