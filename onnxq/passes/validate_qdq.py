@@ -70,14 +70,17 @@ def _readers(q: ir.Node) -> Iterator[Finding]:
             mine, theirs = _input(q, index), _input(reader, index)
             if mine is not theirs and not _equal(constant(mine), constant(theirs), index == 2):
                 yield "pair-mismatch", f"{what} differs from that of {reader.name}"
-        for name, default in (("axis", 1), ("block_size", 0)):
-            if _matters(q, name) and attr_int(q, name, default) != attr_int(reader, name, default):
-                yield "pair-mismatch", f"{name} differs from that of {reader.name}"
+        scale = constant_tensor(_input(q, 1))
+        if (scale is None or scale.size > 1) and _axis(q, out) != _axis(reader, out):
+            yield "pair-mismatch", f"axis differs from that of {reader.name}"
+        if attr_int(q, "block_size", 0) != attr_int(reader, "block_size", 0):
+            yield "pair-mismatch", f"block_size differs from that of {reader.name}"
 
 
-def _matters(node: ir.Node, attribute: str) -> bool:
-    scale = constant_tensor(_input(node, 1))
-    return attribute != "axis" or scale is None or scale.size > 1
+def _axis(node: ir.Node, integers: ir.Value) -> int:
+    """The axis, counted from the front where the rank is known."""
+    axis, dims = attr_int(node, "axis", 1), dims_of(integers) or dims_of(node.inputs[0])
+    return axis + len(dims) if axis < 0 and dims is not None else axis
 
 
 def _parameters(node: ir.Node) -> Iterator[Finding]:

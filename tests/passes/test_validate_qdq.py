@@ -1,0 +1,166 @@
+"""validate-qdq: each rule fires on what breaks it, and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxq.context import Context
+from onnxq.diagnostics import Severity
+from onnxq.errors import ValidationError
+from onnxq.passbase import run_step
+from onnxq.passes.validate_qdq import ValidateQdq
+
+U, S8, S32 = np.uint8, np.int8, np.int32
+HEALTHY: dict[str, Any] = {
+    "s": np.float32(0.1), "z": U(128), "s2": np.float32(0.1), "z2": U(128),
+    "q": np.ones((4, 3, 1, 1), S8), "ws": np.full(4, 0.1, "f"), "wz": np.zeros(4, S8),
+    "bq": np.ones(4, S32), "bs": np.full(4, 0.01, "f"), "bz": np.zeros(4, S32),
+    "ys": np.float32(0.2), "yz": U(3),
+}  # fmt: skip
+BODY = """i = QuantizeLinear(x, s, z) d = DequantizeLinear(i, s2, z2)
+w = DequantizeLinear<axis=0>(q, ws, wz) b = DequantizeLinear<axis=0>(bq, bs, bz)
+c = Conv(d, w, b) o = QuantizeLinear(c, ys, yz) y = DequantizeLinear(o, ys, yz)"""
+
+
+def check(body: str = BODY, changes: dict[str, Any] | None = None, outputs: str = "float[1,4,8,8] y") -> list[str]:
+    """Codes of the notes; the error must hold the same."""
+    text = f'<ir_version: 10, opset_import: ["" : 21]> g (float[1,3,8,8] x) => ({outputs}) {{ {body} }}'
+    proto = parser.parse_model(text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    for name, array in {**HEALTHY, **(changes or {})}.items():
+        if array is not None:
+            proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    model, ctx = ir.from_proto(onnx.shape_inference.infer_shapes(proto)), Context()
+    try:
+        assert not run_step(ValidateQdq(), model, ctx)
+    except ValidationError as error:
+        assert ctx.report.notes and all(n.severity is Severity.ERROR for n in ctx.report.notes)
+        for note in ctx.report.notes[:10]:
+            assert f"{note.place.node} ({note.place.op_type}): {note.message} [{note.code}]" in str(error)
+        assert f"{len(ctx.report.notes)} broken Q/DQ rules" in str(error)
+    else:
+        assert not ctx.report.notes
+    return [n.code for n in ctx.report.notes]
+
+
+def test_healthy() -> None:
+    assert check() == []
+    assert check(changes={"s2": np.full(1, 0.1, "f"), "z2": np.full(1, 128, U)}) == ["pair-mismatch", "pair-mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({"s2": np.float32(0.15)}, ["pair-mismatch"]),
+        ({"s2": np.float16(0.1)}, ["pair-mismatch"]),
+        ({"z2": U(127)}, ["pair-mismatch"]),
+        ({"z2": S8(0)}, ["pair-mismatch", "zero-point-type"]),
+        ({"ys": np.float32(0)}, ["bad-scale", "bad-scale"]),
+        ({"ys": np.float32(-0.1)}, ["bad-scale", "bad-scale"]),
+        ({"ys": np.float32(1e-40)}, ["bad-scale", "bad-scale"]),
+        ({"ws": np.array([0.1, np.nan, np.inf, 0], "f")}, ["bad-scale"]),
+        ({"wz": S8(0)}, ["zero-point-shape"]),
+        ({"wz": np.zeros(4, U)}, ["zero-point-type"]),
+        ({"ws": np.full(3, 0.1, "f"), "wz": np.zeros(3, S8)}, ["scale-length"]),
+        ({"ws": np.full((4, 1, 1, 1), 0.1, "f"), "wz": np.zeros((4, 1, 1, 1), S8)}, ["scale-length"]),
+        ({"bz": np.array([0, 0, 1, 0], S32)}, ["bias-zero-point"]),
+        ({"bs": np.full(5, 0.1, "f"), "bz": np.zeros(5, S32)}, ["scale-length"]),
+    ],
+)
+def test_parameters(changes: dict[str, Any], codes: list[str]) -> None:
+    assert check(changes=changes) == codes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "codes"),
+    [
+        ("<axis=0>(bq", "(bq", ["axis-range"]),
+        ("<axis=0>(bq", "<axis=1>(bq", ["axis-range"]),
+        ("<axis=0>(bq", "<axis=-1>(bq", []),
+        ("<axis=0>(q", "<axis=-4>(q", []),
+        ("<axis=0>(q", "<axis=4>(q", ["axis-range"]),
+        ("<axis=0>(q", "<axis=1>(q", ["scale-length", "wrong-axis"]),
+        ("(i, s2", "<axis=3>(i, s2", []),
+        ("DequantizeLinear(i, s2, z2)", "Cast<to=1>(i)", ["q-without-dq"]),
+        ("d = Deq", "n = Neg(i2) d = Deq", []),
+        ("y = DequantizeLinear(o, ys, yz)", "y = DequantizeLinear(o, ys)", ["pair-mismatch"]),
+    ],
+)
+def test_graphs(old: str, new: str, codes: list[str]) -> None:
+    body = BODY.replace(old, new)
+    if "i2" in body:  # a second reader of the input's integers
+        body = body.replace("n = Neg(i2)", "n = Cast<to=1>(i)")
+        codes = ["q-without-dq"]
+    assert check(body) == codes
+
+
+def test_an_absent_zero_point_is_zero() -> None:
+    body = "i = QuantizeLinear(x, s) d = DequantizeLinear(i, s2, z2) y = Exp(d)"
+    assert check(body, {"z2": U(0)}) == [] and check(body, {"z2": U(1)}) == ["pair-mismatch"]
+
+
+def test_integers_that_leave_the_graph_or_go_nowhere() -> None:
+    outputs = "float[1,4,8,8] y, uint8[1,4,8,8] o"
+    assert check(outputs=outputs) == ["q-is-output"]
+    assert check(BODY + " u = QuantizeLinear(c, ys, yz)") == ["q-without-dq"]
+
+
+def test_square_weights_on_the_wrong_axis() -> None:
+    """Where the lengths agree only the operator table can tell; ConvTranspose has its output channels on axis 1."""
+    square = {"q": np.ones((3, 3, 1, 1), S8), "ws": np.full(3, 0.1, "f"), "wz": np.zeros(3, S8)}
+    body = "w = DequantizeLinear<axis=%d>(q, ws, wz) y = %s(x, w)"
+    assert check(body % (1, "Conv"), square) == ["wrong-axis"] and check(body % (0, "Conv"), square) == []
+    assert check(body % (0, "ConvTranspose"), square) == ["wrong-axis"]
+    assert check(body % (1, "ConvTranspose"), square) == []
+    flat = {**square, "q": np.ones((8, 8), S8), "ws": np.full(8, 0.1, "f"), "wz": np.zeros(8, S8)}
+    matmul = "w = DequantizeLinear<axis=%d>(q, ws, wz) y = MatMul(x, w)"
+    assert check(matmul % 0, flat) == ["wrong-axis"] and check(matmul % -1, flat) == []
+
+
+def test_blocks() -> None:
+    body = "w = DequantizeLinear<axis=0, block_size=%d>(q, ws, wz) y = MatMul(x, w)"
+    good = {"q": np.ones((8, 5), S8), "ws": np.full((3, 5), 0.1, "f"), "wz": np.zeros((3, 5), S8)}
+    assert check(body % 3, good) == [] and check(body % 4, good) == ["block-shape"]
+    assert check(body % 3, {**good, "ws": np.full(5, 0.1, "f"), "wz": np.zeros(5, S8)}) == ["block-shape"]
+
+
+def test_axes_of_pairs() -> None:
+    pair = "i = QuantizeLinear<axis=2>(x, s, z) d = DequantizeLinear<axis=%d>(i, s2, z2) y = Exp(d)"
+    many = {"s": np.full(8, 0.1, "f"), "z": np.zeros(8, U), "s2": np.full(8, 0.1, "f"), "z2": np.zeros(8, U)}
+    assert check(pair % 2, many) == [] and check(pair % 3, many) == ["pair-mismatch"]
+    assert check(pair % -2, many) == [], "the same axis, written from the end"
+
+
+def test_all_scopes() -> None:
+    body = """f = Constant<value_int=1>() c = Cast<to=9>(f) y = If(c) <
+      then_branch = t () => (float[a,b,c,d] p) { i = QuantizeLinear(x, s, z) p = DequantizeLinear(i, ys, z) },
+      else_branch = e () => (float[a,b,c,d] q2) { q2 = Exp(x) } >"""
+    assert check(body) == ["pair-mismatch"]
+
+
+def test_long_lists_are_cut() -> None:
+    body = " ".join(f"u{i} = QuantizeLinear(x, s, z)" for i in range(13)) + " y = Exp(x)"
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[1] x) => (float[1] y) <float s = {1}, uint8 z = {0}>'
+    model = ir.from_proto(parser.parse_model(f"{text} {{ {body} }}"))
+    with pytest.raises(ValidationError, match="13 broken Q/DQ rules") as caught:
+        run_step(ValidateQdq(), model, Context())
+    assert str(caught.value).endswith("… and 3 more") and len(str(caught.value).splitlines()) == 12
+
+
+def test_what_insert_qdq_writes_is_healthy(quantized: Callable[..., Any]) -> None:
+    """The fixture runs the pass; a wrong weight scale afterwards is found."""
+    rng = np.random.default_rng(0)
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1,4,8,8] x) => (float[a,b,c,d] y) { y = Conv(x, k, b) }'
+    made = quantized(text, {"k": rng.standard_normal((8, 4, 4, 4)).astype("f"), "b": np.ones(8, np.float32)})
+    model = ir.from_proto(made.proto)
+    model.graph.initializers["k_scale"].const_value = ir.tensor(np.zeros(8, np.float32), name="k_scale")
+    with pytest.raises(ValidationError, match="8 of 8 scales are not finite, positive and normal"):
+        run_step(ValidateQdq(), model, Context())
