@@ -1,7 +1,7 @@
-"""The README's speed table, made from ``results/quantize.json``; nothing in it is typed by hand.
+"""The README's tables, made from ``results/``; nothing in them is typed by hand.
 
-python -m benchmarks.table                     # print it
-python -m benchmarks.table --write README.md   # put it between the markers <!-- speed --> and <!-- /speed -->
+python -m benchmarks.table                     # print them
+python -m benchmarks.table --write README.md   # put each between its markers, as <!-- speed --> and <!-- /speed -->
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy_table import accuracy_table
 from benchmarks.harness import ROOT
 
 MB = 1e6
@@ -82,22 +83,40 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, align, *rows)]
 
 
-def main() -> None:
-    """Print the table or write it into a file."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "quantize.json")
-    parser.add_argument("--write", type=Path, default=None, help="file with one pair of markers")
-    args = parser.parse_args()
-    table = speed_table(json.loads(args.json.read_text()))
-    if args.write is None:
-        print(table)
-        return
-    old = args.write.read_text()
-    new, count = re.subn(r"(<!-- speed -->\n).*?(<!-- /speed -->)", rf"\g<1>{table}\n\g<2>", old, flags=re.S)
-    if count != 1:
-        raise SystemExit(f"{args.write}: expected one pair of <!-- speed --> and <!-- /speed -->, found {count}")
-    args.write.write_text(new)
+def write(file: Path, name: str, table: str) -> None:
+    """Put a table between its markers in a file.
 
+    Raises:
+        SystemExit: The file has not exactly one pair of them.
+    """
+    old = file.read_text(encoding="utf-8")
+    new, count = re.subn(
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda found: f"{found[1]}{table}\n{found[2]}", old, flags=re.S
+    )
+    if count != 1:
+        raise SystemExit(f"{file}: expected one pair of <!-- {name} --> and <!-- /{name} -->, found {count}")
+    file.write_text(new, encoding="utf-8")
+
+
+def main() -> None:
+    """Print the tables or write them into a file; results that were not measured are left out, with a word."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--write", type=Path, default=None, help="file with a pair of markers for each table")
+    args = parser.parse_args()
+    for name, (result, make) in TABLES.items():
+        source = args.results / result
+        if not source.exists():
+            print(f"{name}: no {source}")
+            continue
+        table = make(json.loads(source.read_text(encoding="utf-8")))
+        if args.write is None:
+            print(f"{table}\n")
+        else:
+            write(args.write, name, table)
+
+
+TABLES = {"speed": ("quantize.json", speed_table), "accuracy": ("accuracy.json", accuracy_table)}
 
 if __name__ == "__main__":
     main()
