@@ -124,8 +124,8 @@ class Run:
     def _session(self, values: Sequence[ir.Value]) -> AbstractContextManager[Session | None]:
         if not values:
             return nullcontext()
-        # Unoptimised runs are as fast (EfficientNet-Lite0, MiniLM, PP-LCNet), and the fusion of MatMul and Add is quadratic: a
-        # transformer of 21 000 nodes loads in 1.6 s instead of 7.3.
+        # Unoptimised runs are as fast (EfficientNet-Lite0, MiniLM, PP-LCNet), and the fusion of MatMul and Add is
+        # quadratic: a transformer of 21 000 nodes loads in 1.6 s instead of 7.3.
         runtime = Runtime(optimization="none", lean=True, custom_op_library=self.ctx.custom_op_library)
         return open_session(self.model, runtime, outputs=values)
 
