@@ -202,7 +202,9 @@ def _one_of(item: Item, kinds: tuple[Any, ...], what: str) -> Any:
 def _choice(item: Item, known: Mapping[str, Any], what: str) -> Any:
     text = item.text if item.text is not None else str(item.value)
     if isinstance(item.value, list | dict) or text not in known:
-        raise item.error(f"{what}: expected one of {', '.join(known)}, got {item}{near(text, known, 1)}")
+        hint = near(text, known, 1)
+        hint = "" if hint.startswith("; known") else hint  # they are listed already
+        raise item.error(f"{what}: expected one of {', '.join(known)}, got {item}{hint}")
     return known[text]
 
 

@@ -134,8 +134,9 @@ class Pipeline(Pass):
                 continue
             for fact in sorted(step.reads - known, key=lambda f: f.__name__):
                 writers = sorted({str(s) for s in flat if isinstance(s, Pass) and fact in s.writes})
+                if fact.ask and not writers:
+                    raise FactError(f"{self.label}: {step} needs {fact.ask}")
                 hint = f"; {', '.join(writers)} writes it but stands later" if writers else ""
-                hint = hint or (f"; give {fact.ask}" if fact.ask else "")
                 raise FactError(f"{self.label}: {step} reads {fact.__name__}, which no earlier step writes{hint}")
             known |= step.writes
 
