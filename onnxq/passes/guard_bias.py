@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.errors import DataError
 from onnxq.facts import Edge, Encodings, Fact, Plan
 from onnxq.layers import Layer, read_layer
 from onnxq.look import constant
-from onnxq.numerics.spec import Encoding, PerAxis, PerTensor
+from onnxq.numerics.spec import Encoding, PerAxis, PerTensor, TensorSpec
 from onnxq.passbase import Context, Pass
 
 # Room of 256 below the largest int32, so that the float32 rounding of the scale cannot push a bias over it.
@@ -26,9 +27,10 @@ class GuardBias(Pass):
     """`Encodings` -> `Encodings` with biases: ``b_q = rint(b / s_b)``, ``s_b = float32(s_x * s_w)``, zero point 0.
 
     Where ``|b| / s_b`` does not fit int32, that channel's weight scale is raised until it does: the integer kernels
-    take ``s_x * s_w`` whatever the bias says, so the product must be right. The channel's weights get coarser by at
-    most ``K |b| (2^a - 1) / 2^32`` in the output (a: activation bits). One note names each adjusted layer with its
-    channels.
+    take ``s_x * s_w`` whatever the bias says, so the product must be right. With 8 bits the kernels also add the
+    products to the bias in int32 and wrap around, so the sum must fit. The channel's weights get coarser by at most
+    ``K |b| (2^a - 1) / 2^32`` in the output (a: activation bits). An all-zero channel is nothing but its bias: its
+    scale, free to choose, is the smallest one that holds it. Notes name each adjusted layer with its channels.
     """
 
     name: ClassVar[str] = "guard-bias"
@@ -36,7 +38,7 @@ class GuardBias(Pass):
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Encodings})
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Raise weight scales where needed, then encode every planned bias; the graph stays as it is."""
+        """Adjust weight scales where needed, then encode every planned bias; the graph stays as it is."""
         plan, old = ctx.get(Plan), ctx.get(Encodings)
         out = Encodings(dict(old.activations), dict(old.weights), {})
         layers = [layer for layer in map(read_layer, _layer_nodes(plan)) if isinstance(layer, Layer)]
@@ -46,11 +48,11 @@ class GuardBias(Pass):
             encoding, least = self._least_scale(layer, out)
             known = needed.get(id(encoding))
             needed[id(encoding)] = (encoding, least if known is None else np.maximum(known[1], least))
-        raised = {key: _raise(encoding, least) for key, (encoding, least) in needed.items()}
+        adjusted = {key: _adjust(encoding, least) for key, (encoding, least) in needed.items()}
         for edge, encoding in old.weights.items():
-            if id(encoding) in raised:
-                out.weights[edge] = raised[id(encoding)]
-                _note(edge, encoding, raised[id(encoding)], ctx)
+            if id(encoding) in adjusted:
+                out.weights[edge] = adjusted[id(encoding)]
+                _note(edge, encoding, adjusted[id(encoding)], ctx)
         for layer in layers:
             assert layer.bias is not None and layer.weight is not None
             out.biases[layer.bias] = _encode(layer, plan, out)
@@ -58,15 +60,27 @@ class GuardBias(Pass):
         return False
 
     def _least_scale(self, layer: Layer, encodings: Encodings) -> tuple[Encoding, Array]:
-        """The layer's weight encoding and the smallest weight scale, per entry, at which its bias fits."""
+        """The layer's weight encoding and the smallest weight scale, per entry, at which its bias fits.
+
+        Raises:
+            DataError: The bias holds NaN or infinity.
+        """
         assert layer.bias is not None and layer.weight is not None
         encoding = encodings.weights[layer.weight]
-        bias = channel_bias(layer)
-        s_x = float(encodings.activations[layer.inputs[0].value].scale)
-        size = np.abs(bias) if encoding.scale.ndim else np.abs(bias).max(initial=0.0)
-        # 1 + 2^-20 covers the float32 rounding of the product; the second term keeps the product itself normal.
-        least = np.maximum(size / (LARGEST * s_x), TINY / s_x) * (1 + 2.0**-20)
-        return encoding, np.asarray(least, np.float64)
+        x = encodings.activations[layer.inputs[0].value]
+        bias, s_x, empty = np.abs(channel_bias(layer)), float(x.scale), _empty(encoding)
+        if not np.isfinite(bias).all():
+            where = int(np.argmin(np.isfinite(bias)))
+            name = f"{layer.node.name} ({layer.node.op_type}), bias '{layer.bias.value.name}'"
+            raise DataError(f"{name}: channel {where} is not finite")
+        size = bias if encoding.scale.ndim else bias.max(initial=0.0)
+        products, rounding = _largest_sum(x.spec, encoding.spec, layer.terms)
+        s_w = np.where(empty, 0.0, encoding.scale.astype(np.float64))
+        fits = np.where(size > 0, (size / s_x + products * s_w) / (LARGEST - rounding), 0.0)
+        # Scale and product must both be normal numbers; 1 + 2^-20 covers the float32 rounding of the product.
+        floor = max(TINY / s_x, float(np.finfo(encoding.scale.dtype).smallest_normal))
+        least = np.maximum(fits, floor) * (1 + 2.0**-20)
+        return encoding, np.asarray(np.where(empty & (size == 0), 0.0, least))
 
 
 def channel_bias(layer: Layer) -> Array:
@@ -81,29 +95,52 @@ def _layer_nodes(plan: Plan) -> list[ir.Node]:
     return list(dict.fromkeys(edge.node for edge in plan.weights))
 
 
-def _raise(encoding: Encoding, least: Array) -> Encoding:
-    if np.all(encoding.scale >= least):
-        return encoding
-    scale = np.maximum(encoding.scale.astype(np.float64), least)
+def _largest_sum(x: TensorSpec, w: TensorSpec, terms: int) -> tuple[int, float]:
+    """How large the sum of products can get that a kernel adds to the bias, and by how much more after a raise.
+
+    The second number is what rounding the coarser weights can add. 16-bit products are not summed in int32.
+    """
+    if max(x.qtype.bits, w.qtype.bits) > 8:
+        return 0, 0.0
+    x_span, w_span = (t.qmax - t.qmin for t in (x.qtype, w.qtype))
+    return terms * x_span * ((w_span + 1) // 2 if w.symmetric else w_span), terms * x_span / 2
+
+
+def _empty(encoding: Encoding) -> Array:
+    """Which entries of the scale stand for nothing but zeros; see `from_range`."""
+    dead = np.zeros(encoding.scale.size, bool)
+    dead[list(encoding.dead)] = True
+    return np.asarray(dead.reshape(encoding.scale.shape) & (encoding.scale == 1))
+
+
+def _adjust(encoding: Encoding, least: Array) -> Encoding:
+    scale = encoding.scale.astype(np.float64)
+    scale = np.where(_empty(encoding) & (least > 0), least, np.maximum(scale, least))
     stored = scale.astype(encoding.scale.dtype)
-    up = np.nextafter(stored, np.asarray(np.inf, stored.dtype))
-    return replace(encoding, scale=np.asarray(np.where(stored < scale, up, stored)))
+    stored = np.where(stored < scale, np.nextafter(stored, np.asarray(np.inf, stored.dtype)), stored)
+    return encoding if np.array_equal(stored, encoding.scale) else replace(encoding, scale=np.asarray(stored))
 
 
 def _note(edge: Edge, before: Encoding, after: Encoding, ctx: Context) -> None:
     if after is before:
         return
-    channels = np.flatnonzero(after.scale != before.scale)
-    ratio = np.atleast_1d(after.scale / before.scale)
-    worst = float(ratio.max())
-    why = (
-        f"the int32 bias would overflow in {len(channels)} of {before.scale.size} channels: their weight scale is "
-        f"raised, at most {worst:.3g} times, and their weights are requantized"
-    )
-    ctx.note(
-        "raised-weight-scale", edge.node, why, channels=channels[:64].tolist(), count=len(channels), ratio=worst,
-        scale=np.atleast_1d(after.scale)[channels[:64]].tolist(),
-    )  # fmt: skip
+    old, new = np.atleast_1d(before.scale.astype(np.float64)), np.atleast_1d(after.scale.astype(np.float64))
+    raised, lowered = np.flatnonzero(new > old), np.flatnonzero(new < old)
+    worst = float((new / old).max())
+    if raised.size:
+        why = (
+            f"the int32 bias would overflow in {len(raised)} of {old.size} channels: their weight scale is raised, at "
+            f"most {worst:.3g} times, and their weights are requantized"
+        )
+        ctx.note("raised-weight-scale", edge.node, why, **_numbers(raised, new), ratio=worst)
+    if lowered.size:
+        why = f"{len(lowered)} of {old.size} channels have zero weights: their scale is the one that suits the bias"
+        ctx.note("empty-weight-scale", edge.node, why, **_numbers(lowered, new))
+
+
+def _numbers(channels: Array, scale: Array) -> dict[str, Any]:
+    some = channels[:64]
+    return {"channels": some.tolist(), "count": len(channels), "scale": scale[some].tolist()}
 
 
 def _encode(layer: Layer, plan: Plan, encodings: Encodings) -> Encoding:
