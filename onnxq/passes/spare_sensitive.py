@@ -42,9 +42,9 @@ class SpareSensitive(Pass):
 
     search: bool = True
     enough: float = 40.0
-    budget: float = 0.03
-    samples: int = 6
-    trials: int = 32
+    budget: float = 0.1
+    samples: int = 8
+    trials: int = 48
     max_layers: int = 400
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
