@@ -178,12 +178,9 @@ class _Writer:
         return node
 
     def _node(self, op: str, inputs: list[ir.Value], name: str, output: str, encoding: Encoding) -> ir.Node:
-        attributes = {}
-        if encoding.axis is not None:
-            attributes["axis"] = encoding.axis
-        if encoding.block_size is not None:
-            attributes["block_size"] = encoding.block_size
-        node = ir.node(op, inputs, attributes=attributes, name=self.namer(name))
+        given = {"axis": encoding.axis, "block_size": encoding.block_size}
+        attributes = [ir.AttrInt64(key, value) for key, value in given.items() if value is not None]
+        metadata = {PASS_KEY: InsertQdq.name}
+        node = ir.Node("", op, inputs, attributes, name=self.namer(name), metadata_props=metadata)
         node.outputs[0].name = self.namer(output)
-        node.metadata_props[PASS_KEY] = InsertQdq.name
         return node

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -87,10 +89,10 @@ def _parameters(node: ir.Node) -> Iterator[Finding]:
     scale, zero = constant(_input(node, 1)), constant_tensor(_input(node, 2))
     if scale is None:
         return
-    numbers = scale.astype(np.float64)
-    bad = ~(np.isfinite(numbers) & (numbers >= float(np.finfo(scale.dtype).smallest_normal)))
-    if bad.any():
-        yield "bad-scale", f"{int(bad.sum())} of {scale.size} scales are not finite, positive and normal"
+    least, most = _normal(scale.dtype)
+    good = (scale >= least) & (scale <= most)
+    if not good.all():
+        yield "bad-scale", f"{int((~good).sum())} of {scale.size} scales are not finite, positive and normal"
     if zero is not None:
         if tuple(zero.shape.numpy()) != scale.shape and not (zero.size == scale.size == 1):
             yield "zero-point-shape", f"zero point of shape {list(zero.shape.numpy())}, scale of {list(scale.shape)}"
@@ -99,6 +101,13 @@ def _parameters(node: ir.Node) -> Iterator[Finding]:
             yield "zero-point-type", f"zero point is {zero.dtype.name}, the integers are {integers.dtype.name}"
     if scale.size > 1:
         yield from _granularity(node, scale)
+
+
+@cache
+def _normal(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Smallest normal and largest number of a float type, also of those that NumPy does not know."""
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(limits.smallest_normal), float(limits.max)
 
 
 def _granularity(node: ir.Node, scale: Array) -> Iterator[Finding]:

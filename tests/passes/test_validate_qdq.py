@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -66,6 +67,8 @@ def test_healthy() -> None:
         ({"ys": np.float32(0)}, ["bad-scale", "bad-scale"]),
         ({"ys": np.float32(-0.1)}, ["bad-scale", "bad-scale"]),
         ({"ys": np.float32(1e-40)}, ["bad-scale", "bad-scale"]),
+        ({"ys": np.array(0.2, ml_dtypes.bfloat16)}, []),
+        ({"ys": np.array(np.inf, ml_dtypes.bfloat16)}, ["bad-scale", "bad-scale"]),
         ({"ws": np.array([0.1, np.nan, np.inf, 0], "f")}, ["bad-scale"]),
         ({"wz": S8(0)}, ["zero-point-shape"]),
         ({"wz": np.zeros(4, U)}, ["zero-point-type"]),
