@@ -60,10 +60,10 @@ def groups(plan: Plan) -> list[list[ir.Value]]:
             v = parent[v]
         return v
 
-    for first, *rest in plan.shared:
-        for other in rest:
-            if first in parent and other in parent:
-                parent[root(other)] = root(first)
+    for group in plan.shared:
+        planned = [v for v in group if v in parent]
+        for other in planned[1:]:
+            parent[root(other)] = root(planned[0])
     out: dict[ir.Value, list[ir.Value]] = {}
     for value in plan.activations:
         out.setdefault(root(value), []).append(value)
