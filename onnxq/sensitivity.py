@@ -18,7 +18,7 @@ from onnxq.trial import Trial, decibels
 # Work of an elementwise op per value, in products: it moves memory, and so does the pair around it.
 ELEMENTWISE = 8
 # A step must take away this share of the noise to be worth a layer.
-WORTHWHILE = 0.01
+WORTHWHILE = 0.04
 
 Ranges = Mapping[ir.Value, Range]
 
