@@ -95,7 +95,7 @@ def open_trial(model: ir.Model, plan: Plan, samples: Sequence[Feeds], runtime: R
         InputError: onnxruntime cannot load or run it.
     """
     watched = measured_values(model)
-    with open_session(model, runtime, outputs=watched) as session:
+    with open_session(model, runtime, outputs=list(watched)) as session:
         exact = [session.run(feeds) for feeds in samples]
     copy = model.clone()
     copy.ir_version = max(copy.ir_version or 0, IR_VERSION)
@@ -110,23 +110,30 @@ def open_trial(model: ir.Model, plan: Plan, samples: Sequence[Feeds], runtime: R
     builder = _Builder(copy, qtype)
     for index, value in enumerate(values):
         builder.value(twins[value], index, readers.get(value, []), value in plan.outputs)
-    with open_session(copy, runtime, outputs=[twins[v] for v in watched]) as session:
+    # As its reader gets it, so behind the pair.
+    seen = [copy.graph.outputs[use] if isinstance(use, int) else nodes[use.node].inputs[0] for use in watched.values()]
+    with open_session(copy, runtime, outputs=[v for v in seen if v is not None]) as session:
         yield Trial(session, values, samples, exact, qtype)
 
 
-def measured_values(model: ir.Model) -> list[ir.Value]:
+def measured_values(model: ir.Model) -> dict[ir.Value, Edge | int]:
     """The values that noise is measured on: float outputs, looked through what squashes or picks.
 
     Behind a Softmax one changed answer outweighs everything else; in front of it errors add up as they are made.
+
+    Returns:
+        The use that stands for each value: input 0 of the node that was looked through, or the number of the output.
     """
-    found: dict[ir.Value, None] = {}
-    for output in model.graph.outputs:
-        value, node = output, output.producer()
+    found: dict[ir.Value, Edge | int] = {}
+    for i, value in enumerate(model.graph.outputs):
+        use: Edge | int = i
+        node = value.producer()
         while onnx_op(node, *SQUASHES) and node is not None and node.inputs[0] is not None:
-            value, node = node.inputs[0], node.inputs[0].producer()
-        if value.producer() is not None:
-            found[value] = None
-    return list(found)
+            value, use = node.inputs[0], Edge(node, 0)
+            node = value.producer()
+        if node is not None:
+            found.setdefault(value, use)
+    return found
 
 
 class _Builder:
