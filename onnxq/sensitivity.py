@@ -61,39 +61,43 @@ class Search:
                 self.ranges = best
         return found
 
-    def spare(self, enough: float, budget: float, limit: int) -> Iterator[tuple[ir.Node, float, float, float]]:
-        """Leave layers float one by one, the costliest in accuracy first.
+    def spare(
+        self, enough: float, budget: float, limit: int
+    ) -> Iterator[tuple[tuple[ir.Node, ...], float, float, float]]:
+        """Leave layers float one by one, the costliest in accuracy first; then, with trials left, two neighbours.
+
+        A value between two layers stays quantized as long as one of them runs on integers.
 
         Args:
             enough: Stop at this signal to noise ratio, in dB.
             budget: Share of the plan's work that may go back to float.
-            limit: Try at most this many layers singly.
+            limit: Try at most this many candidates.
 
         Yields:
-            Node, dB before, dB after, share of the work.
+            Nodes, dB before, dB after, share of the work.
         """
         total = self._work(self.plan)
-        if decibels(self.noise) >= enough or total == 0:
-            return
-        left = budget * total
-        single = self._singles(limit)
-        first = self.noise
-        for noise, node in sorted(single, key=lambda s: s[0]):
-            if noise > first * (1 - WORTHWHILE):
+        left, start = budget * total, self.runs
+        for find in (self._singles, self._neighbours):
+            if decibels(self.noise) >= enough or total == 0:
                 return
-            plan = self._without(self.plan, node)
-            cost = self._work(self.plan) - self._work(plan)
-            if cost > left:
-                continue
-            together = self._try(plan, self.ranges)
-            if together > self.noise * (1 - WORTHWHILE):
-                continue
-            yield node, decibels(self.noise), decibels(together), cost / total
-            self.plan, self.noise, left = plan, together, left - cost
-            if decibels(self.noise) >= enough:
-                return
+            first = self.noise
+            for noise, nodes in sorted(find(limit - self.runs + start), key=lambda s: s[0]):
+                if noise > first * (1 - WORTHWHILE):
+                    break
+                plan = self._without(self.plan, *nodes)
+                cost = self._work(self.plan) - self._work(plan)
+                if cost > left:
+                    continue
+                together = self._try(plan, self.ranges)
+                if together > self.noise * (1 - WORTHWHILE):
+                    continue
+                yield nodes, decibels(self.noise), decibels(together), cost / total
+                self.plan, self.noise, left = plan, together, left - cost
+                if decibels(self.noise) >= enough:
+                    return
 
-    def _singles(self, limit: int) -> list[tuple[float, ir.Node]]:
+    def _singles(self, limit: int) -> list[tuple[float, tuple[ir.Node, ...]]]:
         """Noise with one node left float, for the nodes of the most telling runs of neighbours.
 
         Neighbours are first tried together, then the members of the best groups one by one: a third of the trials
@@ -104,7 +108,7 @@ class Search:
         groups = [nodes[i : i + size] for i in range(0, len(nodes), size)]
         if size > 1:
             groups.sort(key=lambda group: self._try(self._without(self.plan, *group), self.ranges))
-        out: list[tuple[float, ir.Node]] = []
+        out: list[tuple[float, tuple[ir.Node, ...]]] = []
         seen: set[frozenset[object]] = set()
         for node in (node for group in groups for node in group):
             if len(out) >= limit - len(groups):
@@ -113,8 +117,23 @@ class Search:
             key = frozenset(plan.activations)
             if key not in seen:
                 seen.add(key)
-                out.append((self._try(plan, self.ranges), node))
+                out.append((self._try(plan, self.ranges), (node,)))
         return out
+
+    def _neighbours(self, limit: int) -> list[tuple[float, tuple[ir.Node, ...]]]:
+        """Noise with a layer and one that reads it left float, for the first ``limit`` such pairs in graph order."""
+        makers: dict[ir.Value, ir.Node] = {}
+        nodes = self._candidates()
+        for node in nodes:
+            makers[self._tail(node)] = node
+        pairs = ((makers[value], e.node) for e, value in self.plan.readers.items() if value in makers)
+        chosen = list(dict.fromkeys(pair for pair in pairs if pair[1] in nodes))[: max(limit, 0)]
+        return [(self._try(self._without(self.plan, *pair), self.ranges), pair) for pair in chosen]
+
+    def _tail(self, node: ir.Node) -> ir.Value:
+        """The value a layer or a single op hands on."""
+        layer = read_layer(node, self.plan.wishes.banned) if self.plan.decisions[node].code == "layer" else None
+        return layer.tail if isinstance(layer, Layer) else node.outputs[0]
 
     def _try(self, plan: Plan, ranges: Ranges) -> float:
         self.runs += 1

@@ -23,15 +23,16 @@ class SpareSensitive(Pass):
     """`Plan`, `Ranges` -> `Plan`, `Ranges`: the best calibration method, and sensitive layers left float.
 
     The float model with switchable pairs runs on a few samples. First each calibration method is tried for the whole
-    model; then, if the outputs are noisier than ``enough``, layers are left float one at a time, and those that help
-    most within a budget of work stay float. Outputs are compared, nothing is timed: same input, same result.
+    model; then, if the outputs are noisier than ``enough``, layers are left float one at a time (in small models also
+    two neighbours), and those that help most within a budget of work stay float. Outputs are compared, nothing is
+    timed: same input, same result.
 
     Attributes:
         search: ``false`` skips the pass.
         enough: Signal to noise ratio of the outputs, in dB, at which nothing needs to be spared.
         budget: Share of the integer work that may go back to float.
         samples: Samples to measure on, spread over the data.
-        trials: Plans to try, at most: groups of neighbours first, then the members of the best groups.
+        trials: Candidates to try, at most: groups of neighbours, members of the best groups, then pairs of neighbours.
         max_layers: Models with more planned layers are left as they are, with a note.
     """
 
@@ -66,13 +67,14 @@ class SpareSensitive(Pass):
             search = Search(model, goal.target, trial, known, plan)
             methods = search.choose_method()
             first = decibels(search.noise)
-            for node, before, after, share in search.spare(self.enough, self.budget, self.trials):
-                text = f"left float: the outputs' signal to noise rises from {before:.1f} to {after:.1f} dB"
+            for nodes, before, after, share in search.spare(self.enough, self.budget, self.trials):
+                others = "".join(f" with {n.name}" for n in nodes[1:])
+                text = f"left float{others}: the outputs' signal to noise rises from {before:.1f} to {after:.1f} dB"
                 ctx.note(
-                    "sensitive", node, f"{text} for {share:.1%} of the integer work",
+                    "sensitive", nodes[0], f"{text} for {share:.1%} of the integer work",
                     before_db=round(before, 2), after_db=round(after, 2), work=round(share, 4),
                 )  # fmt: skip
-                banned[node] = Decision("float", "sensitive", text)
+                banned |= dict.fromkeys(nodes, Decision("float", "sensitive", text))
                 ctx.progress("spare sensitive layers", search.runs, 0)
         for method, ratio in methods.items():
             methods[method] = round(ratio, 2)
