@@ -1,12 +1,13 @@
 """Speed and memory of `onnxq quantize` beside `onnxruntime.quantization.quantize_static`, in one run on one machine.
 
-Same files, same random samples, QDQ, per-channel int8 weights, uint8 activations. Every measurement is a fresh process
-(`benchmarks.worker`); models are built by another one. Prints medians and ratios, and writes ``results/quantize.json``,
-from which ``benchmarks.table`` makes the table of the README.
+Same files, same random samples, QDQ, per-channel int8 weights, uint8 activations. ``onnxq`` does the same work as
+onnxruntime's tool: the same method, weights rounded to nearest, no search; ``onnxq-defaults`` is what a user gets who
+sets nothing. Every measurement is a fresh process (`benchmarks.worker`); models are built by another one. Prints
+medians and ratios, and writes ``results/quantize.json``, from which ``benchmarks.table`` makes the table of the README.
 
-    python -m benchmarks.quantize              # small sizes, about two minutes
-    python -m benchmarks.quantize --full       # the sizes of the README; onnxruntime alone needs half an hour
-    python -m benchmarks.quantize --only mlp   # one group
+    python -m benchmarks.quantize                                      # small sizes, about two minutes
+    python -m benchmarks.quantize --full                               # the sizes of the README, half an hour
+    python -m benchmarks.quantize --full --only mlp --add                # one group; the file keeps its other rows
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from benchmarks.harness import ROOT, build, machine, measure, start_up
 
 MB = 1e6
 TOOLS = ("onnxruntime", "onnxq")
+DEFAULTS = "onnxq-defaults"
+REPEAT = 3
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,7 @@ class Case:
         size: Nodes, or megabytes.
         method: Observer, or ``weight-only``.
         samples: Calibration samples.
-        tools: Who runs it.
-        repeat: Processes for each tool; the median counts.
+        tools: Who runs it, of `benchmarks.worker.TOOLS`.
         external: Store the weights beside the model.
     """
 
@@ -48,35 +50,34 @@ class Case:
     method: str = "minmax"
     samples: int = 4
     tools: tuple[str, ...] = TOOLS
-    repeat: int = 3
     external: bool = False
 
 
 def cases(full: bool) -> list[Case]:
     """The rows in the order they are printed; onnxq's own growth is measured at 1 000 and 5 000 nodes in both sets."""
     out = []
+    both = (*TOOLS, DEFAULTS)
     chain, stack = ((1000, 2000, 5000), (1056, 5280)) if full else ((250, 1000), (264, 1056))
     for kind, sizes, ends in (("conv-chain", chain, (1000, 5000)), ("transformer", stack, (1056, 5280))):
-        for size in sizes:
-            out.append(Case("growth", kind, size, repeat=3 if size <= (1056 if full else 300) else 1))
+        out += [Case("growth", kind, size, tools=both) for size in sizes]
         out += [Case("growth", kind, size, tools=("onnxq",)) for size in ends if size not in sizes]
     megabytes, batches = (400, (4, 16, 64)) if full else (64, (4, 12))
-    out += [Case("weights", kind, megabytes) for kind in ("mlp", "conv-big")]
+    out += [Case("weights", kind, megabytes, tools=both if full else TOOLS) for kind in ("mlp", "conv-big")]
     for method in ("entropy", "percentile"):
-        out += [Case("calibration", "activations", 21, method, n, repeat=1) for n in batches]
+        out += [Case("calibration", "activations", 21, method, n) for n in batches]
     for external in (False, True):
         out.append(Case("weight-only", "mlp", megabytes, "weight-only", 0, ("onnxq",), external=external))
     return out
 
 
-def run(case: Case, folder: Path) -> dict[str, Any]:
-    """All processes of a case; medians by tool. The tools take turns."""
+def run(case: Case, folder: Path, patience: float) -> dict[str, Any]:
+    """Processes of a case in turns, three for each tool, or fewer once a tool took ``patience`` seconds in all."""
     built = build(case.kind, case.size, folder, case.external)
     runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in case.tools}
-    for _ in range(case.repeat):
-        for tool in case.tools:
-            if not any("error" in r for r in runs[tool]):
-                runs[tool].append(measure(tool, case.method, case.samples, built, folder))
+    for _ in range(REPEAT):
+        for tool, results in runs.items():
+            if not any("error" in r for r in results) and sum(r["seconds"] for r in results) < patience:
+                results.append(measure(tool, case.method, case.samples, built, folder))
     row: dict[str, Any] = {**asdict(case), "tools": {}}
     row |= {key: built[key] for key in ("nodes", "weight_bytes", "largest")}
     for tool, results in runs.items():
@@ -92,19 +93,23 @@ def median(values: Iterable[float | None]) -> float | None:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """One printed line for a row: both tools, and how many times faster and smaller onnxq is."""
+    """What is printed for a row: both tools, how much faster and smaller onnxq is, and onnxq with its defaults."""
     name = f"{row['kind']} {row['size']} {'nodes' if row['group'] == 'growth' else 'MB'}"
     if row["group"] == "calibration":
         name += f", {row['method']}, {row['samples']} samples"
-    parts = [f"{row['group']:<12} {name + (', external data' if row['external'] else ''):<48}"]
+    lines = [f"{row['group']:<12} {name + (', external data' if row['external'] else ''):<40}"]
     for tool, r in row["tools"].items():
-        parts.append(f"{tool} {r['error'][:80]}" if "error" in r else f"{tool} {r['seconds']:8.2f} s {_memory(row, r)}")
+        text = f"{tool} {r['error'][:80]}" if "error" in r else f"{tool} {r['seconds']:8.2f} s {_memory(row, r)}"
+        if tool == DEFAULTS:
+            lines.append(f"{'':<12} {'':<40}  {text} (calibration method, sensitive layers and rounding chosen by it)")
+        else:
+            lines[0] += f"  {text}"
     both = [row["tools"].get(tool, {}) for tool in TOOLS]
     if all("seconds" in r for r in both):
         theirs, ours = both
         faster, memory = theirs["seconds"] / ours["seconds"], ours["peak_rss"] / theirs["peak_rss"]
-        parts.append(f"{faster:6.1f}x faster, {memory:.2f}x RSS")
-    return "  ".join(parts)
+        lines[0] += f"  {faster:6.1f}x faster, {memory:.2f}x RSS"
+    return "\n".join(lines)
 
 
 def _memory(row: dict[str, Any], r: dict[str, Any]) -> str:
@@ -128,12 +133,31 @@ def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     return out
 
 
+def added(result: dict[str, Any], file: Path) -> dict[str, Any]:
+    """A result and what an earlier one in a file has besides: other rows, and other tools of the same rows."""
+    if not file.exists():
+        return result
+    old = json.loads(file.read_text())
+    rows = {_key(row): row for row in old["rows"]}
+    for row in result["rows"]:
+        tools = rows.get(_key(row), {}).get("tools", {}) | row["tools"]
+        rows[_key(row)] = {**row, "tools": {tool: tools[tool] for tool in (*TOOLS, DEFAULTS) if tool in tools}}
+    order = [_key(asdict(case)) for case in cases(True) + cases(False)]
+    merged = sorted(rows.values(), key=lambda row: order.index(_key(row)))
+    return {**old, **result, "full": old["full"] and result["full"], "rows": merged}
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("group", "kind", "size", "method", "samples", "external"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--full", action="store_true", help="the sizes of the README (half an hour)")
     parser.add_argument("--only", default="", help="run only cases whose group, model or method contains this")
-    parser.add_argument("--tool", default="", choices=["", *TOOLS], help="run only one of the two")
+    parser.add_argument("--tool", default="", choices=["", *TOOLS, DEFAULTS], help="run only this one")
     parser.add_argument("--json", type=Path, default=None, help="default: results/quantize[-small].json")
+    parser.add_argument("--add", action="store_true", help="keep what the file has besides; for measuring in pieces")
     args = parser.parse_args()
     chosen = [c for c in cases(args.full) if args.only in f"{c.group} {c.kind} {c.method}"]
     rows = []
@@ -141,19 +165,21 @@ def main() -> None:
         for case in chosen:
             tools = tuple(t for t in case.tools if args.tool in ("", t))
             if tools:
-                rows.append(run(Case(**{**asdict(case), "tools": tools}), Path(folder)))
+                rows.append(run(replace(case, tools=tools), Path(folder), 30 if args.full else 3))
                 print(describe(rows[-1]), flush=True)
     result = {"machine": machine(), "full": args.full, "rows": rows}
     if not args.only:
         result["start_up"] = start_up()
         print("start-up     " + ", ".join(f"{name} {t:.3f} s" for name, t in result["start_up"].items()))
-    result["growth"] = growth(rows)
+    file = args.json or ROOT / "benchmarks" / "results" / f"quantize{'' if args.full else '-small'}.json"
+    if args.add:
+        result = added(result, file)
+    result["growth"] = growth(result["rows"])
     for name, ratio in result["growth"].items():
         print(f"growth       {name}: {ratio:.1f}x the time")
     for line in missed(result):
         print(f"missed       {line}")
-    if not (args.only or args.tool) or args.json:
-        file = args.json or ROOT / "benchmarks" / "results" / f"quantize{'' if args.full else '-small'}.json"
+    if args.add or args.json or not (args.only or args.tool):
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written to {file}")

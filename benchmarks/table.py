@@ -21,11 +21,12 @@ Row = dict[str, Any]
 
 
 def speed_table(result: dict[str, Any]) -> str:
-    """Markdown: one line a case, both tools, the ratio; then growth and start-up, and what it was measured on."""
-    rows = [_pair(row) for row in result["rows"] if set(row["tools"]) == {"onnxruntime", "onnxq"}]
+    """Markdown: a line a case, both tools and onnxq's defaults; then growth, start-up, and what it was measured on."""
+    rows = [_pair(row) for row in result["rows"] if {"onnxruntime", "onnxq"} <= set(row["tools"])]
     rows += [_alone(row) for row in result["rows"] if row["group"] == "weight-only"]
-    lines = _table(("case", "onnxruntime", "onnxq", "ratio"), rows)
-    notes = [f"time grows {ratio:.1f}x from {name}" for name, ratio in result.get("growth", {}).items()]
+    lines = _table(("case", "onnxruntime", "onnxq, same work", "ratio", "onnxq, defaults"), rows)
+    notes = ["same work: min-max, weights rounded to nearest, no search for sensitive layers"]
+    notes += [f"time grows {ratio:.1f}x from {name}" for name, ratio in result.get("growth", {}).items()]
     start = result.get("start_up", {})
     notes += [f"`{name}` {1e3 * seconds:.0f} ms" for name, seconds in start.items() if name != "python"]
     machine = result["machine"]
@@ -37,25 +38,28 @@ def speed_table(result: dict[str, Any]) -> str:
 def _pair(row: Row) -> Sequence[str]:
     theirs, ours = row["tools"]["onnxruntime"], row["tools"]["onnxq"]
     if "error" in theirs or "error" in ours:
-        return (_name(row), *("fails" if "error" in r else _cell(row, r) for r in (theirs, ours)), "")
+        return (_name(row), _cell(row, theirs), _cell(row, ours), "", "")
     ratio = f"{theirs['seconds'] / ours['seconds']:.0f}x faster"
     if row["group"] == "weights":
         ratio += f", {ours['peak_rss'] / theirs['peak_rss']:.2f}x memory"
     if row["group"] == "calibration":
         extra = (r["peak_rss"] - r["base_rss"] for r in (theirs, ours))
         ratio += f", memory {' / '.join(f'{e / MB:.0f}' for e in extra)} MB"
-    return (_name(row), _cell(row, theirs), _cell(row, ours), ratio)
+    defaults = row["tools"].get("onnxq-defaults", {})
+    return (_name(row), _cell(row, theirs), _cell(row, ours), ratio, _cell(row, defaults) if defaults else "")
 
 
 def _alone(row: Row) -> Sequence[str]:
     ours = row["tools"].get("onnxq", {})
     if "seconds" not in ours:
-        return (_name(row), "", "fails", "")
+        return (_name(row), "", "fails", "", "")
     anonymous = (ours["peak_anon"] or 0) - (ours["base_anon"] or 0)
-    return (_name(row), "", f"{ours['seconds']:.2f} s, +{anonymous / MB:.0f} MB anonymous memory", "")
+    return (_name(row), "", f"{ours['seconds']:.2f} s, +{anonymous / MB:.0f} MB anonymous memory", "", "")
 
 
 def _cell(row: Row, result: Row) -> str:
+    if "error" in result:
+        return "fails"
     memory = f", {result['peak_rss'] / MB:.0f} MB" if row["group"] == "weights" else ""
     return f"{result['seconds']:.2f} s{memory}"
 

@@ -72,15 +72,27 @@ def quantize_with_onnxruntime(model: str, output: str, samples: Samples, method:
 
 
 def quantize_with_onnxq(model: str, output: str, samples: Samples, method: str) -> None:
+    """The same work as onnxruntime's tool: the given method, weights rounded to nearest, no search."""
     import onnxq
 
     if method == "weight-only":
         onnxq.quantize(model, recipe="dynamic", output=output)
     else:
-        onnxq.quantize(model, data=samples, method=method, output=output)
+        onnxq.quantize(model, data=samples, method=method, search=False, rounding="nearest", output=output)
 
 
-TOOLS = {"onnxruntime": quantize_with_onnxruntime, "onnxq": quantize_with_onnxq}
+def quantize_with_defaults(model: str, output: str, samples: Samples, method: str) -> None:
+    """What a user gets who sets nothing; ``method`` is not used."""
+    import onnxq
+
+    onnxq.quantize(model, data=samples, output=output)
+
+
+TOOLS = {
+    "onnxruntime": quantize_with_onnxruntime,
+    "onnxq": quantize_with_onnxq,
+    "onnxq-defaults": quantize_with_defaults,
+}
 
 
 def memory(key: str) -> int | None:
