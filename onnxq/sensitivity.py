@@ -12,6 +12,7 @@ from onnxq.facts import Decision, Plan, Range
 from onnxq.layers import Layer, read_layer
 from onnxq.numerics.spec import Encoding
 from onnxq.planning import Planner
+from onnxq.planning.requantized import requantized
 from onnxq.targets import Target
 from onnxq.trial import Trial, decibels
 
@@ -87,7 +88,7 @@ class Search:
                     break
                 plan = self._without(self.plan, *nodes)
                 cost = self._work(self.plan) - self._work(plan)
-                if cost > left:
+                if cost > left or self._worse(plan):
                     continue
                 together = self._try(plan, self.ranges)
                 if together > self.noise * (1 - WORTHWHILE):
@@ -96,6 +97,10 @@ class Search:
                 self.plan, self.noise, left = plan, together, left - cost
                 if decibels(self.noise) >= enough:
                     return
+
+    def _worse(self, plan: Plan) -> bool:
+        """Whether a plan leaves layers float that the runtime then rounds more coarsely than we would."""
+        return len(requantized(plan)) > len(requantized(self.plan))
 
     def _singles(self, limit: int) -> list[tuple[float, tuple[ir.Node, ...]]]:
         """Noise with one node left float, for the nodes of the most telling runs of neighbours.
@@ -115,7 +120,7 @@ class Search:
                 break
             plan = self._without(self.plan, node)
             key = frozenset(plan.activations)
-            if key not in seen:
+            if key not in seen and not self._worse(plan):
                 seen.add(key)
                 out.append((self._try(plan, self.ranges), (node,)))
         return out

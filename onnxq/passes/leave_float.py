@@ -8,10 +8,12 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnxq.diagnostics import Severity
 from onnxq.facts import Decision, Fact, Goal, Plan, Ranges
 from onnxq.layers import folded_behind
 from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
+from onnxq.planning.requantized import requantized
 
 Found = tuple[ir.Node, Decision]
 
@@ -42,6 +44,9 @@ class LeaveFloat(Pass):
                 ctx.note(decision.code, node, decision.reason)
             banned |= found
             plan = Planner(goal.target, replace(plan.wishes, banned=banned)).make(model)
+        for node in requantized(plan):
+            why = "a float layer between two pairs: onnxruntime rounds its weight to int8 per tensor while loading; "
+            ctx.note("requantized-by-runtime", node, why + "leave its neighbours float, too", Severity.WARNING)
         ctx.put(plan)
         return False
 
