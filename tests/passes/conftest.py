@@ -178,7 +178,7 @@ class Quantized:
 
 def _quantized(
     source: str | onnx.ModelProto,
-    weights: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
     *,
     feeds: list[Feeds] | None = None,
     samples: int = 3,
@@ -186,7 +186,7 @@ def _quantized(
 ) -> Quantized:
     """The recipe int8 without its search: prepare, plan, min-max ranges, pairs; the caller's message is untouched."""
     proto = parser.parse_model(source) if isinstance(source, str) else source
-    for name, array in (weights or {}).items():
+    for name, array in (constants or {}).items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     feeds = feeds or [_random_feeds(proto, seed) for seed in range(samples)]
     before = proto.SerializeToString(deterministic=True)
