@@ -37,6 +37,7 @@ class Source:
         total: Number of samples before the limit, None when only a pass tells.
         limit: Use at most this many.
         random: Whether the samples are random numbers.
+        files: The file of each sample, for messages, where there is one.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Source:
     total: int | None = None
     limit: int | None = None
     random: bool = False
+    files: Sequence[Path] = ()
 
     def __iter__(self) -> Iterator[Feeds]:
         """Checked samples, one at a time.
@@ -54,8 +56,13 @@ class Source:
         """
         empty = True
         for index, sample in enumerate(islice(self.make(), self.limit)):
-            feeds = name_feeds(sample, self.ports, index)
-            check_feeds(self.ports, feeds, index)
+            try:
+                feeds = name_feeds(sample, self.ports, index)
+                check_feeds(self.ports, feeds, index)
+            except DataError as error:
+                if not self.files:
+                    raise
+                raise DataError(f"{self.files[index]}: {error}") from None
             yield feeds
             empty = False
         if empty:
@@ -145,7 +152,9 @@ def _files(path: Path, ports: Sequence[Port], how: Preprocessing | None, samples
     else:
         readers = [array_reader(p) for p in arrays]
     label = f"{path} ({len(readers)} {kind})" if path.is_dir() else str(path)
-    return Source(label, ports, lambda: (read() for read in readers), len(readers), samples)
+    return Source(
+        label, ports, lambda: (read() for read in readers), len(readers), samples, files=sets or arrays or images
+    )
 
 
 def _image_readers(

@@ -14,9 +14,7 @@ def compare(
         str,
         typer.Option(metavar="SRC", help="Folder of .npz/.npy, images or test_data_set_*; module:function; or random."),
     ],
-    preprocessing: Annotated[
-        str | None, typer.Option(metavar="FILE", help="YAML file that says how images become inputs.")
-    ] = None,
+    preprocessing: Annotated[str | None, typer.Option(metavar="YAML", help="How images become inputs.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Take at most this many.")] = None,
     min_cosine: Annotated[float | None, typer.Option(help="Exit with 1 if any output's cosine is below.")] = None,
     min_sqnr: Annotated[float | None, typer.Option(help="Exit with 1 if any output's SQNR is below, in dB.")] = None,
