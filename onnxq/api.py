@@ -17,6 +17,7 @@ from onnxq.context import Context, Progress, Report
 from onnxq.errors import OptionError
 from onnxq.facts import Feeds, Goal, Plan, Ranges
 from onnxq.instruments import Timing
+from onnxq.inventory import constants_of
 from onnxq.look import all_graphs, nbytes
 from onnxq.passbase import Instrument, Pass, Pipeline, Step
 from onnxq.planfile import plan_json
@@ -216,6 +217,5 @@ def _stamp(crossing: Crossing, recipe: str, ctx: Context) -> None:
 
 
 def weight_bytes(crossing: Crossing) -> int:
-    """Bytes of all initializers in all scopes, as stored."""
-    tensors = [v.const_value for g in all_graphs(crossing.model) for v in g.initializers.values()]
-    return sum(nbytes(t) for t in tensors if t is not None)
+    """Bytes of all constants in all scopes, as stored: initializers and Constant nodes."""
+    return sum(nbytes(tensor) for graph in all_graphs(crossing.model) for _, tensor in constants_of(graph))

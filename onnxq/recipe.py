@@ -58,7 +58,7 @@ def load_recipe(
         RecipeError: A recipe that does not hold together; names file, line and the nearest known name.
     """
     builder = _Builder(registry or Registry(), overrides)
-    given = {key: yamltree.value_of(value, f"--param {key}") for key, value in (parameters or {}).items()}
+    given = {key: yamltree.value_of(value, f"parameter {key}") for key, value in (parameters or {}).items()}
     step = builder.step(str(source), Item(given), None)
     return builder.finish(step if isinstance(step, Pipeline) else Pipeline(steps=(step,), label=str(step)))
 

@@ -203,7 +203,7 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
 
 def test_the_name_of_a_pass_is_a_recipe_of_one_step() -> None:
     assert load_recipe(TOY, {"count": 3}) == Pipeline(label="toy", steps=(Toy(count=3),))
-    with pytest.raises(RecipeError, match=r"--param cuont: .*Toy has no option 'cuont'; did you mean count"):
+    with pytest.raises(RecipeError, match=r"parameter cuont: .*Toy has no option 'cuont'; did you mean count"):
         load_recipe(TOY, {"cuont": 3})
     with pytest.raises(RecipeError, match="unknown pass or recipe 'pln'; did you mean plan"):
         load_recipe("pln")

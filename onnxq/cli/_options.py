@@ -29,5 +29,7 @@ Ranges = Annotated[str | None, typer.Option(metavar="JSON", help="Calibrated ran
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+    """The options that were given, as parameters of a recipe; messages name them as the user did."""
+    from onnxq.yamltree import value_of
+
+    return {name: value_of(value, f"--{name}") for name, value in options.items() if value is not None}

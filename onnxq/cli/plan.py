@@ -37,6 +37,8 @@ def plan(
     """
     import json
 
+    from rich.text import Text
+
     from onnxq import api
     from onnxq.cli import _common
     from onnxq.cli._options import given
@@ -58,4 +60,7 @@ def plan(
         print(json.dumps(result.plan, indent=2))
         return
     nodes = result.plan["nodes"]
-    show(stdout(), [plan_table(nodes), *reason_tables(nodes), layer_table(nodes)])
+    parts = [plan_table(nodes), *reason_tables(nodes), layer_table(nodes)]
+    if data is None:
+        parts.append(Text("Planned without samples: with --data, layers that suffer are found and left float, too."))
+    show(stdout(), parts)

@@ -44,14 +44,16 @@ def quantize(
     result.
     """
     import sys
+    from pathlib import Path
 
     from rich.console import Console
+    from rich.text import Text
 
     from onnxq import api
     from onnxq.cli import _common
     from onnxq.cli._options import given
     from onnxq.report import run as report_of
-    from onnxq.report.tables import show, stdout
+    from onnxq.report.tables import human_bytes, show, stdout
 
     _common.check_out(out)
     parameters = given(
@@ -71,4 +73,7 @@ def quantize(
             _common.save_json(content, path)
     if report is not None:
         _common.save_json(report_of.to_json(result.report), report)
-    show(Console(file=sys.stderr, highlight=False) if out == "-" else stdout(), report_of.parts(result.report))
+    parts = report_of.parts(result.report)
+    if out != "-":
+        parts.append(Text(f"Written  {out} ({human_bytes(Path(out).stat().st_size)})"))
+    show(Console(file=sys.stderr, highlight=False) if out == "-" else stdout(), parts)
