@@ -50,7 +50,10 @@ class Gptq(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Choose the integers; the graph stays as it is."""
         feeds, old = ctx.maybe(Feeds), ctx.get(Encodings)
-        if self.rounding == "nearest" or feeds is None:
+        if self.rounding == "nearest":
+            return False
+        if feeds is None:
+            ctx.note("gptq-skipped", None, "no samples to measure on: weights are rounded to nearest")
             return False
         layers = self._affordable(self._layers(old, model), ctx)
         source = replace(feeds.source, limit=min(self.samples, feeds.source.limit or self.samples))

@@ -181,6 +181,7 @@ def test_biases_and_activations_stay() -> None:
 def test_switched_off_or_without_samples(options: dict[str, Any]) -> None:
     case = chain().at(**options)
     assert case.after is case.before and not case.chosen() and "gptq" not in case.notes()
+    assert ("gptq-skipped" in case.notes()) == ("with_samples" in options)
 
 
 def test_effort() -> None:
