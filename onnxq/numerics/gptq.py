@@ -74,8 +74,7 @@ def _factor(hessian: Array, damping: float) -> Array:
 
 def relative_error(weight: Array, rounded: Array, hessian: Array) -> float:
     """Share of the layer's output energy that is lost: ``tr(D H D^T) / tr(W H W^T)`` with ``D = weight - rounded``."""
-    d = weight.astype(np.float64) - rounded
-    lost = float(np.einsum("gri,gij,grj->", d, hessian, d, optimize=True))
     w = weight.astype(np.float64)
-    whole = float(np.einsum("gri,gij,grj->", w, hessian, w, optimize=True))
+    d = w - rounded
+    lost, whole = float(np.vdot(d @ hessian, d)), float(np.vdot(w @ hessian, w))
     return lost / whole if whole > 0 else 0.0
