@@ -45,7 +45,8 @@ def read_plan(file: str | Path, model: ir.Model) -> dict[ir.Node, Decision]:
     try:
         data = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise OptionError(f"cannot read the plan {file}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read the plan {file}: {why}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("nodes"), dict):
         raise OptionError(
             f"{file} is not a plan: expected 'format': '{FORMAT}' and 'nodes' (write one with onnxq plan)"

@@ -114,7 +114,8 @@ def _cached(file: str, plan: Plan, model: ir.Model, ctx: Context) -> Ranges:
     try:
         data = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise OptionError(f"cannot read the calibration cache {file}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read the calibration cache {file}: {why}") from error
     try:
         ranges = Ranges.from_json(data, model)
     except OptionError as error:
