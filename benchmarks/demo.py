@@ -9,6 +9,7 @@ Everything goes to ``demo-out/``: the float model, calibration samples, the INT8
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import subprocess
@@ -97,7 +98,8 @@ def demo(name: str, out: Path) -> None:
     title = f"\n{task.title}, {len(task.test_feeds)} labelled samples"
     show(stdout(), [table(title, ["", "float", "INT8", ""], rows(task, model, quantized), numbers=(1, 2))])
     print("\nIs it still the model, output by output?")
-    print(f"$ onnxq compare {model} {quantized} --data {out / 'calibration'}")
+    tool = os.path.relpath(Path(sysconfig.get_path("scripts")) / "onnxq")
+    print(f"$ {tool} compare {model} {quantized} --data {out / 'calibration'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
