@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -40,12 +41,12 @@ class Layer:
     tail: ir.Value
     body: tuple[ir.Node, ...]
 
-    @property
+    @cached_property
     def weight_tensor(self) -> ir.TensorProtocol | None:
         """The constant weight as its use reads it; None where both operands are activations."""
         return weight_tensor(self.weight.value) if self.weight else None
 
-    @property
+    @cached_property
     def weight_dims(self) -> tuple[int, ...]:
         """Shape of the constant weight; empty where both operands are activations."""
         tensor = self.weight_tensor
