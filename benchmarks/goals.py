@@ -1,4 +1,4 @@
-"""What onnxq is meant to reach in `benchmarks.quantize`, and which of it a result misses.
+"""What onnxq is meant to reach in `benchmarks.quantize`, and which of it a result misses; times are CPU seconds.
 
 Ratios to onnxruntime's tool hold at the full sizes only: below, both mostly start up.
 """
@@ -51,7 +51,7 @@ def _row(row: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: +{above / MB:.0f} MB at {row['samples']} samples, wanted at most {limit / MB:.0f} MB"
     if "seconds" not in theirs:
         return
-    faster, memory = theirs["seconds"] / ours["seconds"], ours["peak_rss"] / theirs["peak_rss"]
+    faster, memory = theirs["cpu"] / ours["cpu"], ours["peak_rss"] / theirs["peak_rss"]
     wanted = max((f for nodes, f in FASTER.items() if row["size"] >= nodes), default=0.0)
     wanted = {"growth": wanted, "weights": WEIGHTS_FASTER, "calibration": 1.0}[row["group"]]
     if faster < wanted:

@@ -4,6 +4,7 @@ Same files, same random samples, QDQ, per-channel int8 weights, uint8 activation
 onnxruntime's tool: the same method, weights rounded to nearest, no search; ``onnxq-defaults`` is what a user gets who
 sets nothing. Every measurement is a fresh process (`benchmarks.worker`); models are built by another one. Prints
 medians and ratios, and writes ``results/quantize.json``, from which ``benchmarks.table`` makes the table of the README.
+Ratios are of CPU seconds, which other work on the machine changes least; wall time stands beside them.
 
     python -m benchmarks.quantize                                      # small sizes, about two minutes
     python -m benchmarks.quantize --full                               # the sizes of the README, half an hour
@@ -97,17 +98,18 @@ def describe(row: dict[str, Any]) -> str:
     name = f"{row['kind']} {row['size']} {'nodes' if row['group'] == 'growth' else 'MB'}"
     if row["group"] == "calibration":
         name += f", {row['method']}, {row['samples']} samples"
-    lines = [f"{row['group']:<12} {name + (', external data' if row['external'] else ''):<40}"]
+    lines = [f"{row['group']:<12} {name + (', external data' if row['external'] else ''):<44}"]
     for tool, r in row["tools"].items():
-        text = f"{tool} {r['error'][:80]}" if "error" in r else f"{tool} {r['seconds']:8.2f} s {_memory(row, r)}"
+        took = "" if "error" in r else f"{r['cpu']:7.2f} s CPU ({r['seconds']:.1f} s) {_memory(row, r)}"
+        text = f"{tool} {took or r['error'][:80]}"
         if tool == DEFAULTS:
-            lines.append(f"{'':<12} {'':<40}  {text} (calibration method, sensitive layers and rounding chosen by it)")
+            lines.append(f"{'':<12} {'':<44}  {text} (calibration method, sensitive layers and rounding chosen by it)")
         else:
             lines[0] += f"  {text}"
     both = [row["tools"].get(tool, {}) for tool in TOOLS]
     if all("seconds" in r for r in both):
         theirs, ours = both
-        faster, memory = theirs["seconds"] / ours["seconds"], ours["peak_rss"] / theirs["peak_rss"]
+        faster, memory = theirs["cpu"] / ours["cpu"], ours["peak_rss"] / theirs["peak_rss"]
         lines[0] += f"  {faster:6.1f}x faster, {memory:.2f}x RSS"
     return "\n".join(lines)
 
@@ -126,7 +128,7 @@ def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     """time(largest) / time(1 000) of onnxq for each kind of the growth group."""
     out = {}
     for kind in dict.fromkeys(r["kind"] for r in rows if r["group"] == "growth"):
-        times = {r["size"]: r["tools"].get("onnxq", {}).get("seconds") for r in rows if r["kind"] == kind}
+        times = {r["size"]: r["tools"].get("onnxq", {}).get("cpu") for r in rows if r["kind"] == kind}
         low, high = min((s for s in times if s >= 1000), default=0), max(times)
         if low < high and times.get(low) and times[high]:
             out[f"{kind} {high} / {low} nodes"] = round(times[high] / times[low], 2)

@@ -25,7 +25,7 @@ def speed_table(result: dict[str, Any]) -> str:
     rows = [_pair(row) for row in result["rows"] if {"onnxruntime", "onnxq"} <= set(row["tools"])]
     rows += [_alone(row) for row in result["rows"] if row["group"] == "weight-only"]
     lines = _table(("case", "onnxruntime", "onnxq, same work", "ratio", "onnxq, defaults"), rows)
-    notes = ["same work: min-max, weights rounded to nearest, no search for sensitive layers"]
+    notes = ["CPU seconds; same work: the same method, weights rounded to nearest, no search for sensitive layers"]
     notes += [f"time grows {ratio:.1f}x from {name}" for name, ratio in result.get("growth", {}).items()]
     start = result.get("start_up", {})
     notes += [f"`{name}` {1e3 * seconds:.0f} ms" for name, seconds in start.items() if name != "python"]
@@ -39,7 +39,7 @@ def _pair(row: Row) -> Sequence[str]:
     theirs, ours = row["tools"]["onnxruntime"], row["tools"]["onnxq"]
     if "error" in theirs or "error" in ours:
         return (_name(row), _cell(row, theirs), _cell(row, ours), "", "")
-    ratio = f"{theirs['seconds'] / ours['seconds']:.0f}x faster"
+    ratio = f"{theirs['cpu'] / ours['cpu']:.0f}x faster"
     if row["group"] == "weights":
         ratio += f", {ours['peak_rss'] / theirs['peak_rss']:.2f}x memory"
     if row["group"] == "calibration":
@@ -54,14 +54,14 @@ def _alone(row: Row) -> Sequence[str]:
     if "seconds" not in ours:
         return (_name(row), "", "fails", "", "")
     anonymous = (ours["peak_anon"] or 0) - (ours["base_anon"] or 0)
-    return (_name(row), "", f"{ours['seconds']:.2f} s, +{anonymous / MB:.0f} MB anonymous memory", "", "")
+    return (_name(row), "", f"{ours['cpu']:.2f} s, +{anonymous / MB:.0f} MB anonymous memory", "", "")
 
 
 def _cell(row: Row, result: Row) -> str:
     if "error" in result:
         return "fails"
     memory = f", {result['peak_rss'] / MB:.0f} MB" if row["group"] == "weights" else ""
-    return f"{result['seconds']:.2f} s{memory}"
+    return f"{result['cpu']:.2f} s{memory}"
 
 
 def _name(row: Row) -> str:
