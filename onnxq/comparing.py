@@ -7,7 +7,6 @@ computes something else than the file says.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -177,7 +176,7 @@ class Runs(Protocol):
 
 
 def race(left: Runs, right: Runs, feeds: Mapping[str, Array], seconds: float = 2.0) -> tuple[float, float]:
-    """Median milliseconds of one run of each, in interleaved rounds so that a busy machine slows both.
+    """Least milliseconds of one run of each, in interleaved rounds: what other work on the machine adds does not count.
 
     Rounds go on for about ``seconds``: at least 5, at most 100. Each timed run follows an untimed one, which brings the
     session's threads and caches back.
@@ -190,7 +189,7 @@ def race(left: Runs, right: Runs, feeds: Mapping[str, Array], seconds: float = 2
             before = time.perf_counter()
             session.run(feeds)
             mine.append(1e3 * (time.perf_counter() - before))
-    return statistics.median(times[0]), statistics.median(times[1])
+    return min(times[0]), min(times[1])
 
 
 def _size(source: ModelProto | bytes | str | Path, crossing: border.Crossing) -> int:
