@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 RNG = np.random.default_rng(0)
 KERNELS = {"k": (RNG.standard_normal((16, 4, 4, 4)) * 0.2), "b": RNG.standard_normal(16) * 0.2,
@@ -107,11 +110,24 @@ def test_integer_types(activations: str, weights: str, quantized: Callable[..., 
     close(made, 0.25 if "4" in weights else 0.02, gap=0.02)
 
 
+@cache
+def runs_pairs(opset: int) -> bool:
+    """Whether the installed onnxruntime has Q/DQ kernels of an opset; the one for Python 3.10 stops at 22."""
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}]> g (float x) => (float y)
+    <float s = {{1.0}}, uint8 z = {{0}}> {{
+      q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }}"""
+    try:
+        ort.InferenceSession(parser.parse_model(text).SerializeToString(), providers=["CPUExecutionProvider"])
+    except (Fail, NotImplemented):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("opset", [7, 11, 13, 17, 20, 21, 22, 23, 25, 27])
-def test_opsets(opset: int, quantized: Callable[..., Any], fused: Any, close: Any, runs_opset: Any) -> None:
+def test_opsets(opset: int, quantized: Callable[..., Any], fused: Callable[..., Any], close: Any) -> None:
     """Old models come to opset 21, newer ones stay where they are."""
-    if not runs_opset(max(opset, 21)):
-        pytest.skip(f"the installed onnxruntime does not run opset {opset}")
+    if not runs_pairs(max(opset, 21)):
+        pytest.skip(f"the installed onnxruntime has no pairs of opset {opset}")
     text = f"""<ir_version: {8 if opset < 19 else 10}, opset_import: ["" : {opset}]>
     g (float[1,4,8,8] x) => (float[a,b] y) {{
       c = Conv(x, k, b) r = Relu(c) m = MaxPool<kernel_shape=[5,5]>(r) d = Conv(m, k2) f = Flatten(d)
