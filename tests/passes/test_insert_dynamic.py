@@ -187,6 +187,21 @@ def test_bodies(case: str, quantized: Callable[..., Any], fused: Callable[..., A
     close(made, 0.08)
 
 
+def test_a_body_that_reads_an_integer_value(quantized: Callable[..., Any], fused: Any, close: Any) -> None:
+    """DynamicQuantizeLinear reads what comes out of the pair, or the layer in front of the pair would not be fused."""
+    body = """h = Gemm(x, w, b) r = Relu(h) g = MatMul(r, w)
+    y = If(f) < then_branch = t () => (float[a,b] p) { m = MatMul(r, w) n = Relu(m) p = Exp(n) },
+                else_branch = e () => (float[a,b] q) { k = MatMul(r, w) l = Relu(k) q = Add(l, g) } >"""
+    feeds = [{"f": np.array(flag), "x": w(6, 16, scale=1)} for flag in (True, False)]
+    made = quantized(
+        model("(bool f, float[6,16] x) => (float[a,b] y)", body), {"w": w(16, 16), "b": w(16)}, feeds=feeds
+    )
+    assert made.status("MatMul_m") == made.status("MatMul_k") == "dynamic/in-subgraph"
+    assert made.readers("r") == ["QuantizeLinear"]
+    assert fused(made.proto).count("QGemm") == 1 and not {"Gemm", "FusedGemm", "MatMul"} & set(fused(made.proto))
+    close(made, 0.1)
+
+
 def test_weights_of_a_body(quantized: Callable[..., Any], close: Any) -> None:
     """A weight that belongs to a branch stays in that branch."""
     numbers = ",".join(f"{v:.3f}" for v in w(32).tolist())

@@ -156,6 +156,15 @@ def test_an_excluded_bias_is_no_bias(
     close(made)
 
 
+def test_one_weight_behind_identities(quantized: Callable[..., Any], close: Callable[..., None]) -> None:
+    """The excluded reader keeps the float weight, the other one gets integers."""
+    proto = build(X2, "i = Identity(w) j = Identity(i) a = MatMul(x, i) e = Exp(a) y = MatMul(e, j)", {"w": w(16, 16)})
+    made = quantized(proto, exclude=["n4"], dynamic="never")
+    assert made.status("n2") == "integer/layer" and made.status("n4") == "float/excluded"
+    assert {"w", "w_quantized"} <= set(made.initializers()) and made.readers("w") == ["MatMul"]
+    close(made)
+
+
 def test_selectors_that_match_nothing() -> None:
     for option in ("exclude", "include", "force"):
         with pytest.raises(OptionError, match="selector 'n9' matches no node; did you mean n"):
