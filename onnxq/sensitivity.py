@@ -18,8 +18,10 @@ from onnxq.trial import Trial, decibels
 
 # Work of an elementwise op per value, in products: it moves memory, and so does the pair around it.
 ELEMENTWISE = 8
+# Once a model needs sparing, it is spared until it is this many dB better than enough.
+MARGIN = 2.0
 # A step must take away this share of the noise to be worth a layer.
-WORTHWHILE = 0.04
+WORTHWHILE = 0.015
 
 Ranges = Mapping[ir.Value, Range]
 
@@ -70,7 +72,7 @@ class Search:
         A value between two layers stays quantized as long as one of them runs on integers.
 
         Args:
-            enough: Stop at this signal to noise ratio, in dB.
+            enough: Signal to noise ratio, in dB, at which nothing is spared; otherwise stop `MARGIN` above it.
             budget: Share of the plan's work that may go back to float.
             limit: Try at most this many candidates.
 
@@ -79,9 +81,9 @@ class Search:
         """
         total = self._work(self.plan)
         left, start = budget * total, self.runs
+        if decibels(self.noise) >= enough or total == 0:
+            return
         for find in (self._singles, self._neighbours):
-            if decibels(self.noise) >= enough or total == 0:
-                return
             first = self.noise
             for noise, nodes in sorted(find(limit - self.runs + start), key=lambda s: s[0]):
                 if noise > first * (1 - WORTHWHILE):
@@ -95,7 +97,7 @@ class Search:
                     continue
                 yield nodes, decibels(self.noise), decibels(together), cost / total
                 self.plan, self.noise, left = plan, together, left - cost
-                if decibels(self.noise) >= enough:
+                if decibels(self.noise) >= enough + MARGIN:
                     return
 
     def _worse(self, plan: Plan) -> bool:

@@ -29,7 +29,7 @@ class SpareSensitive(Pass):
 
     Attributes:
         search: ``false`` skips the pass.
-        enough: Signal to noise ratio of the outputs, in dB, at which nothing needs to be spared.
+        enough: Signal to noise ratio of the outputs, in dB, at which nothing is spared; else 2 dB more are aimed at.
         budget: Share of the integer work that may go back to float.
         samples: Samples to measure on, spread over the data.
         trials: Candidates to try, at most: groups of neighbours, members of the best groups, then pairs of neighbours.
@@ -42,7 +42,7 @@ class SpareSensitive(Pass):
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Ranges})
 
     search: bool = True
-    enough: float = 40.0
+    enough: float = 30.0
     budget: float = 0.1
     samples: int = 8
     trials: int = 48
