@@ -24,6 +24,7 @@ Dynamic = Annotated[
 Search = Annotated[
     bool | None, typer.Option("--search/--no-search", help="Measure, and leave float what costs most accuracy (on).")
 ]
+Rounding = Annotated[str | None, typer.Option(help="Weights: gptq (keeps each layer's output) or nearest (quick).")]
 Plan = Annotated[str | None, typer.Option(metavar="JSON", help="A plan file: its float nodes stay float.")]
 Ranges = Annotated[str | None, typer.Option(metavar="JSON", help="Calibrated ranges to use instead of samples.")]
 

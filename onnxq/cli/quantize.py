@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli._options import Activations, Dynamic, Exclude, Force, Include, Method, Plan, Ranges, Search, Weights
+from onnxq.cli._options import (
+    Activations,
+    Dynamic,
+    Exclude,
+    Force,
+    Include,
+    Method,
+    Plan,
+    Ranges,
+    Rounding,
+    Search,
+    Weights,
+)
 
 
 def quantize(
@@ -29,6 +41,7 @@ def quantize(
     force: Force = None,
     dynamic: Dynamic = None,
     search: Search = None,
+    rounding: Rounding = None,
     plan: Plan = None,
     ranges: Ranges = None,
     save_ranges: Annotated[str | None, typer.Option(metavar="JSON", help="Write the calibrated ranges.")] = None,
@@ -58,7 +71,7 @@ def quantize(
     _common.check_out(out)
     parameters = given(
         activations=activations, weights=weights, method=method, exclude=exclude, include=include, force=force,
-        dynamic=dynamic, search=search, plan=plan, ranges=ranges,
+        dynamic=dynamic, search=search, rounding=rounding, plan=plan, ranges=ranges,
     )  # fmt: skip
     with _common.progress() as progress:
         result = api.run(
