@@ -52,7 +52,7 @@ class Layer:
         tensor = self.weight_tensor
         return () if tensor is None else tuple(int(d) for d in tensor.shape.numpy())
 
-    @property
+    @cached_property
     def channels(self) -> int | None:
         """Number of output channels, where there is a constant weight."""
         dims = self.weight_dims
