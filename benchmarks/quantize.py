@@ -156,7 +156,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--full", action="store_true", help="the sizes of the README (half an hour)")
-    parser.add_argument("--only", default="", help="run only cases whose \"group model size method\" contains this")
+    parser.add_argument("--only", default="", help='run only cases whose "group model size method" contains this')
     parser.add_argument("--tool", default="", choices=["", *TOOLS, DEFAULTS], help="run only this one")
     parser.add_argument("--json", type=Path, default=None, help="default: results/quantize[-small].json")
     parser.add_argument("--add", action="store_true", help="keep what the file has besides; for measuring in pieces")
