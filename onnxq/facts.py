@@ -93,6 +93,7 @@ class Wishes:
         forced: Nodes quantized although the target has no integer kernel for them.
         dynamic: Whether a layer between float ops may quantize its input at run time.
         static: Whether ranges will be there; without them only run-time quantization is left.
+        weight_only: Only weights become integers; activations stay float.
     """
 
     activation: TensorSpec
@@ -101,6 +102,7 @@ class Wishes:
     forced: frozenset[ir.Node] = frozenset()
     dynamic: bool = True
     static: bool = True
+    weight_only: bool = False
 
 
 @dataclass

@@ -32,6 +32,7 @@ class Layer:
             one number, or one an output channel.
         tail: The value the rest of the graph reads: behind bias Add and folded Relu/Clip.
         body: The nodes between ``node`` and ``tail``, in order.
+        recurrent: Use of the constant recurrence weight of an LSTM, GRU or RNN.
     """
 
     node: ir.Node
@@ -40,6 +41,12 @@ class Layer:
     bias: Edge | None
     tail: ir.Value
     body: tuple[ir.Node, ...]
+    recurrent: Edge | None = None
+
+    @property
+    def weights(self) -> tuple[Edge, ...]:
+        """All uses of constant weights."""
+        return tuple(edge for edge in (self.weight, self.recurrent) if edge is not None)
 
     @cached_property
     def weight_tensor(self) -> ir.TensorProtocol | None:

@@ -9,8 +9,11 @@ from typing import Any, Literal
 from onnxq.errors import OptionError, near
 from onnxq.numerics.spec import Granularity, PerAxis, PerTensor, QType, TensorSpec
 
-Kind = Literal["matmul-like", "binary", "unary", "join", "moves", "folds"]
+Kind = Literal["matmul-like", "recurrent", "binary", "unary", "join", "moves", "folds"]
 Form = Literal["static", "dynamic", "weight-only"]
+PackAxis = Literal["flat", "ascend", "input-channel"]
+WeightForm = Literal["deploy", "fake-quant"]
+AxisForm = Literal["native", "canonical"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class IntegerOp:
     """One op that the target runs on integers.
 
     Attributes:
-        kind: ``matmul-like`` has weights and anchors an integer island; ``binary``, ``unary`` and ``join`` requantize;
+        kind: ``matmul-like`` has weights and anchors an integer island, ``recurrent`` (LSTM, GRU, RNN) the same with
+            two weights; ``binary``, ``unary`` and ``join`` requantize;
             ``moves`` only moves data and shares one encoding between input and output; ``folds`` disappears into the
             QuantizeLinear behind it when that Q clips at least as tightly (Relu: zero point = qmin).
         forms: Ways of quantizing that reach a fast kernel.
@@ -79,6 +83,8 @@ class IntegerOp:
         needs_output_q: Without a QuantizeLinear behind it the op stays float.
         per_channel_max_rank: Largest rank of a weight with one scale per channel; larger ones get one scale; 0 is any.
         bias_int32: The bias (third input, or the constant of a following Add) must be int32 for the integer kernel.
+        weight_types: Types its weights may take where these are fewer than the target's; the first one is used instead
+            of a type that is not among them (with a note). Empty: all.
         where: Attribute values the kernel takes, none if it does not know the attribute; one that is not written fits.
     """
 
@@ -88,6 +94,7 @@ class IntegerOp:
     needs_output_q: bool = True
     per_channel_max_rank: int = 0
     bias_int32: bool = False
+    weight_types: tuple[QType, ...] = ()
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def misfit(self, attributes: Mapping[str, Any]) -> str:
@@ -114,6 +121,15 @@ class Target:
         weights: Types, symmetry and granularity of weights.
         bias: Type and overflow policy of biases.
         integer_ops: Default-domain op type to rule; an op that is not here stays float.
+        pack_axis: Which axis of a 4-bit weight has to be even. ``flat``: none, two values share a byte over the
+            whole tensor; ``ascend``: axis 0 of Gemm with transB=1, the last axis elsewhere; ``input-channel``: the axis
+            that is summed over (older Ascend deploy).
+        combinations: Weight type to the activation types it may stand with; a type that is not here stands with all.
+        gemm_trans_b: Whether a Gemm may keep its weight transposed; ``false`` asks for ``transB=0``.
+        weight_form: ``deploy``: integers -> DQ -> op; ``fake-quant``: float -> Q -> DQ -> op.
+        axis_form: ``native``: the channel axis stays where it is; ``canonical``: Transposes put it at 1.
+        weight_zero_point: Whether weight pairs carry a zero point even where it is 0; ``false`` leaves it out and
+            writes ``output_dtype`` instead.
     """
 
     name: str
@@ -125,6 +141,12 @@ class Target:
     weights: TensorRules
     bias: BiasRules
     integer_ops: Mapping[str, IntegerOp]
+    pack_axis: PackAxis = "flat"
+    combinations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gemm_trans_b: bool = True
+    weight_form: WeightForm = "deploy"
+    axis_form: AxisForm = "native"
+    weight_zero_point: bool = True
 
     def activation_spec(self, qtype: str | None = None) -> TensorSpec:
         """The spec of activations, of the default or of a requested type.
