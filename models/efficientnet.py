@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from models.fetch import cache_dir, fetch
+from models.graph import GraphBuilder, info
 from models.weights import Array, cached_build, torch_state
 
 SIDE = 224
@@ -25,22 +23,13 @@ STAGES = (
 )
 
 
-class _Builder:
-    """Collects nodes and initializers; ``side`` is the current spatial size."""
+class _Builder(GraphBuilder):
+    """Knows the weights; ``side`` is the current spatial size."""
 
     def __init__(self, state: dict[str, Array]) -> None:
+        super().__init__()
         self.state = state
         self.side = SIDE
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-
-    def constant(self, name: str, value: Array) -> str:
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
-
-    def node(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
-        return name
 
     def conv(self, x: str, conv: str, norm: str, *, stride: int = 1, group: int = 1, relu6: bool = True) -> str:
         """Conv with TensorFlow's SAME padding, BatchNormalization, ReLU6."""
@@ -90,16 +79,8 @@ def build(target: Path) -> None:
     x = b.node("Flatten", [x], "features")
     weight, bias = b.constant("fc.weight", b.state["_fc.weight"]), b.constant("fc.bias", b.state["_fc.bias"])
     b.node("Gemm", [x, weight, bias], "logits", transB=1)
-    graph = helper.make_graph(
-        b.nodes,
-        "efficientnet-lite0",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 1000])],
-        b.initializers,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, target)
+    inputs = [info("image", ("N", 3, SIDE, SIDE))]
+    b.save(target, "efficientnet-lite0", inputs, info("logits", ("N", 1000)), opset=13)
 
 
 def efficientnet() -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from models.fetch import cache_dir, fetch
+from models.graph import GraphBuilder, info
 from models.weights import Array, cached_build, safetensors
 
 LAYERS, WIDTH, HEADS = 6, 384, 12
@@ -18,23 +17,10 @@ POSITIONS = 512
 EPSILON = 1e-12
 
 
-class _Builder:
+class _Builder(GraphBuilder):
     def __init__(self, state: dict[str, Array]) -> None:
+        super().__init__()
         self.state = state
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
-
-    def constant(self, name: str, value: Array | float) -> str:
-        array = np.asarray(value, np.float32) if isinstance(value, float) else np.ascontiguousarray(value)
-        self.initializers.setdefault(name, numpy_helper.from_array(array, name))
-        return name
-
-    def ints(self, name: str, *values: int) -> str:
-        return self.constant(name, np.array(values, np.int64))
-
-    def node(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
-        return name
 
     def linear(self, x: str, source: str, name: str) -> str:
         y = self.node("MatMul", [x, self.constant(f"{name}.weight", self.state[f"{source}.weight"].T)], f"{name}_mm")
@@ -114,16 +100,8 @@ def build(target: Path) -> None:
     for index in range(LAYERS):
         x = b.layer(x, mask, index)
     names = ("input_ids", "attention_mask", "token_type_ids")
-    graph = helper.make_graph(
-        b.nodes,
-        "all-MiniLM-L6-v2",
-        [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "sequence"]) for n in names],
-        [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["batch", "sequence", WIDTH])],
-        list(b.initializers.values()),
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, target)
+    inputs = [info(name, ("batch", "sequence"), TensorProto.INT64) for name in names]
+    b.save(target, "all-MiniLM-L6-v2", inputs, info(x, ("batch", "sequence", WIDTH)), opset=17)
 
 
 def minilm() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,11 @@ from models.weights import Array
 Feed = dict[str, Array]
 Metrics = dict[str, float]
 THREADS = 2
+Config = Mapping[str, str]
+"""Session config entries of onnxruntime."""
+DEFAULT: Config = {}
+TRUE: Config = {"session.disable_quant_qdq": "1", "session.disable_double_qdq_remover": "1"}
+"""Q/DQ nodes computed as ONNX writes them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Task:
         model: Fetches or builds the float model.
         calibration: Samples for calibration, one dict each, disjoint from the test samples.
         tests: Test samples.
-        answer: Reduces a sample's outputs to what the metrics need (all answers are kept in memory).
+        answer: Reduces a sample's outputs, given its inputs, to what the metrics need (all answers are kept in memory).
         score: Metrics against the labels, from all answers.
         compare: Metrics against the float model's answers.
         main: The metric that the table leads with.
@@ -42,7 +47,7 @@ class Task:
     model: Callable[[], Path]
     calibration: Callable[[], list[Feed]]
     tests: Callable[[], list[Feed]]
-    answer: Callable[[Sequence[Array]], Array]
+    answer: Callable[[Sequence[Array], Feed], Array]
     score: Callable[[list[Array]], Metrics]
     compare: Callable[[list[Array], list[Array]], Metrics]
     main: str
@@ -53,10 +58,10 @@ class Task:
         """The test samples, made once a process."""
         return self.tests()
 
-    def answers(self, model: Path, limit: int | None = None) -> list[Array]:
-        """The model's answers to the first ``limit`` test samples, on onnxruntime's default CPU session."""
-        run = session(model)
-        return [self.answer(run.run(None, feed)) for feed in self.test_feeds[:limit]]
+    def answers(self, model: Path, limit: int | None = None, config: Config = DEFAULT) -> list[Array]:
+        """The model's answers to the first ``limit`` test samples, on a CPU session (see `session`)."""
+        run = session(model, config=config)
+        return [self.answer(run.run(None, feed), feed) for feed in self.test_feeds[:limit]]
 
     def reference(self) -> list[Array]:
         """The float model's answers, cached on disk by the content of model and samples."""
@@ -74,20 +79,20 @@ class Task:
         with np.load(file) as stored:
             return [stored[f"arr_{i}"] for i in range(len(stored.files))]
 
-    def evaluate(self, model: Path, reference: list[Array] | None = None) -> Metrics:
+    def evaluate(self, model: Path, reference: list[Array] | None = None, config: Config = DEFAULT) -> Metrics:
         """All metrics of a model file; those against the float model when its answers are given."""
-        answers = self.answers(model)
+        answers = self.answers(model, config=config)
         metrics = self.score(answers)
         return metrics if reference is None else {**metrics, **self.compare(answers, reference)}
 
 
-def session(model: Path, threads: int = THREADS, **config: str) -> ort.InferenceSession:
-    """A CPU session with default optimization and quiet logging; ``config`` are session config entries."""
+def session(model: Path, threads: int = THREADS, config: Config = DEFAULT) -> ort.InferenceSession:
+    """A CPU session with default optimization and quiet logging."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     for key, value in config.items():
-        options.add_session_config_entry(key.replace("__", "."), value)
+        options.add_session_config_entry(key, value)
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 

@@ -23,7 +23,7 @@ def channels_first(image: Array) -> Array:
     return np.ascontiguousarray(image.astype(np.float32).transpose(2, 0, 1)[None])
 
 
-def first(outputs: Sequence[Array]) -> Array:
+def first(outputs: Sequence[Array], _: Feed) -> Array:
     """The only sample of the first output."""
     return np.asarray(outputs[0][0])
 

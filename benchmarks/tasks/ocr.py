@@ -23,7 +23,7 @@ def _read_score(read: list[str], truth: list[str]) -> Metrics:
     return {"exact": same(read, truth), "cer": errors / sum(map(len, truth))}
 
 
-def _classes(outputs: Sequence[Array]) -> Array:
+def _classes(outputs: Sequence[Array], _: Feed) -> Array:
     """The winning class of every step of the only sample."""
     return np.asarray(outputs[0].argmax(-1).ravel(), np.int32)
 
@@ -94,7 +94,7 @@ def _page_feed(page: Image.Image) -> Feed:
     return {"x": channels_first((pixels / 255 - IMAGENET_MEAN) / IMAGENET_STD)}
 
 
-def _mask(outputs: Sequence[Array]) -> Array:
+def _mask(outputs: Sequence[Array], _: Feed) -> Array:
     return np.asarray(outputs[0][0, 0] > THRESHOLD)
 
 

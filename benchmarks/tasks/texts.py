@@ -86,7 +86,7 @@ def _pairs() -> list[packages.Description]:
     return packages.descriptions()
 
 
-def _sentence(outputs: Sequence[Array]) -> Array:
+def _sentence(outputs: Sequence[Array], _: Feed) -> Array:
     """Mean over the tokens, unit length."""
     mean = outputs[0][0].mean(0)
     return np.asarray(mean / np.linalg.norm(mean))
