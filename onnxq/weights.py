@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.look import attr_ints, constant_tensor, onnx_op
+from onnxq.carry import constant_behind
+from onnxq.look import constant_tensor
 from onnxq.numerics.affine import quantize
 from onnxq.numerics.spec import Encoding, QType
 
@@ -16,23 +17,16 @@ Array = np.ndarray[Any, Any]
 
 
 def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The constant that a use reads, also behind a Transpose, without reading its data; None for anything else.
+    """The constant that a use reads, also behind carriers, without reading its data; None for anything else.
 
-    A Transpose stays in the graph where its table has another reader: an embedding that is the output layer, too.
+    Carriers (`onnxq.carry`) stay in the graph where a constant has another reader: an embedding that is the output
+    layer, too.
     """
-    node = value.producer() if value is not None else None
-    if node is None or not onnx_op(node, "Transpose"):
-        return constant_tensor(value)
-    source = constant_tensor(node.inputs[0])
-    if source is None:
-        return None
-    dims = source.shape.numpy()
-    perm = attr_ints(node, "perm", range(len(dims))[::-1])
-    return ir.LazyTensor(
-        lambda: ir.Tensor(np.ascontiguousarray(source.numpy().transpose(perm)), dtype=source.dtype),
-        dtype=source.dtype,
-        shape=ir.Shape([dims[i] for i in perm or ()]),
-    )
+    tensor = constant_tensor(value)
+    if tensor is not None:
+        return tensor
+    found = constant_behind(value)
+    return None if isinstance(found, str) else found.read()
 
 
 def onnx_dtype(qtype: QType) -> ir.DataType:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from onnxq import ops
 from onnxq.errors import DataError
 from onnxq.facts import Edge, Encodings, Fact, Plan
 from onnxq.layers import Layer, read_layer
@@ -73,7 +74,8 @@ class GuardBias(Pass):
             where = int(np.argmin(np.isfinite(bias)))
             name = f"{layer.node.name} ({layer.node.op_type}), bias '{layer.bias.value.name}'"
             raise DataError(f"{name}: channel {where} is not finite")
-        size = bias if encoding.scale.ndim else bias.max(initial=0.0)
+        # The groups of a ConvTranspose share their scales: the largest of the biases behind one decides.
+        size = bias.reshape(ops.scale_tiles(layer.node), -1).max(axis=0) if encoding.scale.ndim else bias.max(initial=0)
         products, rounding = _largest_sum(x.spec, encoding.spec, layer.terms)
         s_w = np.where(empty, 0.0, encoding.scale.astype(np.float64))
         fits = np.where(size > 0, (size / s_x + products * s_w) / (LARGEST - rounding), 0.0)
@@ -147,6 +149,8 @@ def _encode(layer: Layer, plan: Plan, encodings: Encodings) -> Encoding:
     assert layer.bias is not None and layer.weight is not None
     s_x = encodings.activations[layer.inputs[0].value].scale.astype(np.float64)
     s_w = encodings.weights[layer.weight].scale.astype(np.float64)
+    if s_w.ndim:
+        s_w = np.tile(s_w, ops.scale_tiles(layer.node))
     scale = np.asarray(s_x * s_w, np.float32)
     spec = plan.biases[layer.bias].at(PerAxis(0) if scale.ndim else PerTensor())
     return Encoding(spec, scale, np.zeros(scale.shape, np.int32))

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxq.facts import Decision, Plan
 from onnxq.layers import Layer, merges_into_gemm, widened_behind
-from onnxq.look import attr_int, only_use, onnx_op, uses
+from onnxq.look import attr_int, only_use, uses
 from onnxq.numerics.spec import Blocked, PerTensor, TensorSpec
 from onnxq.targets import IntegerOp, Target
 
@@ -59,9 +59,7 @@ class Emission:
     def _weight(self, layer: Layer, rule: IntegerOp) -> TensorSpec:
         spec, rank = self.plan.wishes.weight, len(layer.weight_dims)
         limit = rule.per_channel_max_rank
-        # The groups of a ConvTranspose share axis 1, so one scale there would serve several output channels.
-        grouped = onnx_op(layer.node, "ConvTranspose") and attr_int(layer.node, "group", 1) > 1
-        fits = rule.per_channel and rank >= 2 and not (limit and rank > limit) and not grouped
+        fits = rule.per_channel and rank >= 2 and not (limit and rank > limit)
         return spec if fits else spec.at(PerTensor())
 
     def integer(self, value: ir.Value) -> None:

@@ -173,14 +173,15 @@ def test_selectors_that_match_nothing() -> None:
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_force(group: int, quantized: Callable[..., Any], close: Callable[..., None]) -> None:
-    """A forced ConvTranspose has one scale for each channel on axis 1; a single one where groups share that axis."""
+    """A forced ConvTranspose has one scale for each entry of axis 1; groups share them, the bias has one a channel."""
     weights = {"k": w(8, 4 // group, 2, 2), "v": w(4)}
     text = build("(float[1,8,8,8] x) => (float[a,b,c,d] y)", f"y = ConvTranspose<group={group}>(x, k, v)", weights)
     made = quantized(text, force=["op:ConvTranspose"])
     assert made.status("n0") == "integer/layer"
     found = made.initializers()
-    assert found["k_scale"].shape == ((4,) if group == 1 else ()) and found["v_quantized"].shape == (4,)
-    assert [a.i for a in made.maker("k_dequantized").attribute if a.name == "axis"] == ([1] if group == 1 else [])
+    assert found["k_scale"].shape == (4 // group,) and found["v_quantized"].shape == found["v_scale"].shape == (4,)
+    np.testing.assert_array_equal(found["v_scale"], found["x_scale"] * np.tile(found["k_scale"], group))
+    assert [a.i for a in made.maker("k_dequantized").attribute if a.name == "axis"] == [1]
     close(made)
 
 
