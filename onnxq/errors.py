@@ -5,6 +5,7 @@
     ├── RecipeError (ValueError)  a recipe or target file that cannot be read; carries file and line
     ├── InputError                the model file: missing, truncated, not ONNX, external data gone
     │   └── UnsupportedError      valid ONNX that the IR cannot carry, or an opset / type nobody here knows
+    ├── CapabilityError           an installed package is too old for what was asked; names the version that brings it
     ├── DataError                 calibration data: empty, wrong names, shapes or types, NaN
     ├── ValidationError           a Q/DQ graph that breaks the pair rules; lists every place
     ├── FactError                 a pass reads a fact that no earlier pass wrote
@@ -48,6 +49,10 @@ class InputError(OnnxqError):
 
 class UnsupportedError(InputError):
     """Valid ONNX that onnxq cannot carry without loss; names construct and place."""
+
+
+class CapabilityError(OnnxqError):
+    """An installed package cannot do what was asked; names the version that can."""
 
 
 class DataError(OnnxqError):

@@ -25,11 +25,11 @@ class Layer:
     """One matmul-like op and what belongs to it.
 
     Attributes:
-        node: Conv, ConvTranspose, Gemm or MatMul.
+        node: Conv, ConvTranspose, Gemm, MatMul, LSTM, GRU or RNN.
         inputs: Uses of activations.
         weight: Use of the constant weight, which may stand behind a Transpose; None when both operands are activations.
         bias: Use of the constant bias: the op's own bias input, or the constant operand of a following Add. It holds
-            one number, or one an output channel.
+            one number, or one an output channel. None in an LSTM, GRU or RNN, whose bias stays float.
         tail: The value the rest of the graph reads: behind bias Add and folded Relu/Clip.
         body: The nodes between ``node`` and ``tail``, in order.
         recurrent: Use of the constant recurrence weight of an LSTM, GRU or RNN.
@@ -108,13 +108,16 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
     tensors = {s.index: weight_tensor(node.inputs[s.index]) for s in slots}
     weights = [s for s in slots if tensors[s.index] is not None]
     weight: Edge | None = Edge(node, weights[0].index) if weights else None
-    if weight is None and not onnx_op(node, "MatMul"):
+    recurrent = onnx_op(node, *ops.RECURRENT)
+    if (weight is None and not onnx_op(node, "MatMul")) or (recurrent and len(weights) < 2):
         return "its weight is computed at run time"
-    if len(weights) == len(slots) and len(slots) > 1:
+    if len(weights) == len(slots) and len(slots) > 1 and not recurrent:
         return "all its operands are constant"
     stored = tensors[weight.index] if weight is not None else None
     if stored is not None and stored.dtype not in FLOATS:
         return f"its weight is {stored.dtype.name.lower()}, not a float type"
+    if recurrent:
+        return Layer(node, (Edge(node, 0),), weight, None, node.outputs[0], (), Edge(node, weights[1].index))
     data = tuple(
         Edge(node, i)
         for i, value in enumerate(node.inputs)
@@ -242,7 +245,7 @@ def data_inputs(node: ir.Node, rule: IntegerOp) -> list[Edge]:
         row = ops.info(node)
         chosen = [s.index for s in row.weights] if row else [0]
         chosen = [0, *chosen] if 0 not in chosen else chosen
-    elif rule.kind in ("unary", "folds"):
+    elif rule.kind in ("unary", "folds", "recurrent"):
         chosen = [0]
     else:
         chosen = list(range(len(node.inputs)))

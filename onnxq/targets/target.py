@@ -14,6 +14,7 @@ Form = Literal["static", "dynamic", "weight-only"]
 PackAxis = Literal["flat", "ascend", "input-channel"]
 WeightForm = Literal["deploy", "fake-quant"]
 AxisForm = Literal["native", "canonical"]
+Pairs = Literal["islands", "inputs"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ class TensorRules:
         default: The one used when nobody asks.
         symmetric: Whether the zero point is fixed at the middle of the type.
         granularity: One scale per tensor or per output channel.
+        blocked: Whether one scale per block of values may be asked for.
     """
 
     types: tuple[QType, ...]
     default: QType
     symmetric: bool
     granularity: Literal["per-tensor", "per-channel"] = "per-tensor"
+    blocked: bool = False
 
     def __post_init__(self) -> None:
         if self.default not in self.types:
@@ -81,7 +84,9 @@ class IntegerOp:
         forms: Ways of quantizing that reach a fast kernel.
         per_channel: Weights may have one scale per output channel.
         needs_output_q: Without a QuantizeLinear behind it the op stays float.
-        per_channel_max_rank: Largest rank of a weight with one scale per channel; larger ones get one scale; 0 is any.
+        needs_weight: A product of two activations stays float.
+        per_channel_max_rank: Largest rank of a weight with one scale per channel or block; larger ones get one scale,
+            and stay float in weight-only form; 0 is any.
         bias_int32: The bias (third input, or the constant of a following Add) must be int32 for the integer kernel.
         weight_types: Types its weights may take where these are fewer than the target's; the first one is used instead
             of a type that is not among them (with a note). Empty: all.
@@ -92,6 +97,7 @@ class IntegerOp:
     forms: tuple[Form, ...] = ("static",)
     per_channel: bool = False
     needs_output_q: bool = True
+    needs_weight: bool = False
     per_channel_max_rank: int = 0
     bias_int32: bool = False
     weight_types: tuple[QType, ...] = ()
@@ -121,6 +127,9 @@ class Target:
         weights: Types, symmetry and granularity of weights.
         bias: Type and overflow policy of biases.
         integer_ops: Default-domain op type to rule; an op that is not here stays float.
+        pairs: ``islands``: ops between layers run on integers, too; ``inputs``: pairs stand in front of layers only.
+        weight_only_float_types: Float types of weight-only layers, where these are more than ``float_types``.
+        weight_only_copies: Whether each use of a weight-only weight needs integers of its own to be fused.
         pack_axis: Which axis of a 4-bit weight has to be even. ``flat``: none, two values share a byte over the
             whole tensor; ``ascend``: axis 0 of Gemm with transB=1, the last axis elsewhere; ``input-channel``: the axis
             that is summed over (older Ascend deploy).
@@ -141,6 +150,9 @@ class Target:
     weights: TensorRules
     bias: BiasRules
     integer_ops: Mapping[str, IntegerOp]
+    pairs: Pairs = "islands"
+    weight_only_float_types: tuple[str, ...] = ()
+    weight_only_copies: bool = False
     pack_axis: PackAxis = "flat"
     combinations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gemm_trans_b: bool = True

@@ -32,7 +32,7 @@ def test_built_in_targets_load(name):
 
 
 def test_the_set_of_built_in_targets():
-    assert list_targets() == ["onnx", "ort-cpu"]
+    assert list_targets() == ["ascend", "onnx", "ort-cpu"]
 
 
 def test_ort_cpu_keeps_the_measured_rules():
