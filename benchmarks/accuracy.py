@@ -95,7 +95,7 @@ def compare(
     return rows
 
 
-def print_rows(task: Task, rows: Sequence[Row]) -> None:
+def print_rows(task: Task, rows: Sequence[Row], width: int = 120) -> None:
     """One task's rows as a table; size is the share of the float file, speed-ups are over the float model."""
     table = Table(title=f"{task.title}, {len(task.test_feeds)} samples", title_justify="left")
     names, threads = list(rows[-1].metrics), list(rows[0].milliseconds)
@@ -108,7 +108,7 @@ def print_rows(task: Task, rows: Sequence[Row]) -> None:
         for t in threads:
             cells += [f"{row.milliseconds[t]:.2f}", f"{row.speedup[t]:.2f}"]
         table.add_row(row.variant, *cells)
-    Console(width=max(120, Console().width)).print(table)
+    Console(width=max(width, Console().width)).print(table)
 
 
 def missed(task: Task, rows: Sequence[Row]) -> list[str]:
@@ -132,7 +132,8 @@ def missed(task: Task, rows: Sequence[Row]) -> list[str]:
     return out
 
 
-def _choose(text: str, known: Sequence[str]) -> list[str]:
+def choose(text: str, known: Sequence[str]) -> list[str]:
+    """The names in a comma separated text; unknown ones end the program with the known ones."""
     chosen = [name for name in text.split(",") if name]
     unknown = sorted(set(chosen) - set(known))
     if unknown:
@@ -152,14 +153,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "accuracy.json")
     parser.add_argument("--keep", type=Path, help="keep the quantized files in this folder")
     args = parser.parse_args(argv)
-    quantizers = {name: QUANTIZERS[name] for name in _choose(args.quantizers, list(QUANTIZERS))}
+    quantizers = {name: QUANTIZERS[name] for name in choose(args.quantizers, list(QUANTIZERS))}
     rows: list[Row] = []
     goals: list[str] = []
     missing = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _choose(args.tasks, list(TASKS)):
+        for name in choose(args.tasks, list(TASKS)):
             try:
                 mine = compare(TASKS[name], quantizers, args.file, args.threads, folder)
             except NotServed as why:

@@ -1,4 +1,4 @@
-"""onnxruntime's own static quantizer, set up as its documentation recommends: the yardstick of the benchmarks."""
+"""onnxruntime's own quantizers, set up as its documentation recommends: the yardstick of the benchmarks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,41 @@ def onnxruntime_static(model: Path, feeds: Iterable[Feed], out: Path, **options:
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.onnx"
         prepare(model, ready)
-        settings = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8} | options
+        settings = {
+            "quant_format": QuantFormat.QDQ,
+            "activation_type": QuantType.QUInt8,
+            "weight_type": QuantType.QInt8,
+            "per_channel": True,
+        } | options
         try:
-            quantize_static(ready, out, _Reader(feeds), per_channel=True, weight_type=QuantType.QInt8, **settings)
+            quantize_static(ready, out, _Reader(feeds), **settings)
         except ValueError as error:
             # The calibrator of 1.32 trips over outputs that `quant_pre_process` made constant.
             if "truth value of an array" not in str(error):
                 raise
-            quantize_static(model, out, _Reader(feeds), per_channel=True, weight_type=QuantType.QInt8, **settings)
+            quantize_static(model, out, _Reader(feeds), **settings)
+
+
+def onnxruntime_nbits(
+    model: Path, out: Path, *, block_size: int, symmetric: bool = False, qdq: bool = False, level: int | None = None
+) -> None:
+    """Four-bit weights of MatMul in blocks, rounded to nearest: as MatMulNBits, or with ``qdq`` as DequantizeLinear.
+
+    ``level`` is the operator's accuracy_level: 4 computes on int8 activations, as onnxruntime does by itself where it
+    fuses DequantizeLinear and MatMul; without it, on float.
+    """
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    logging.getLogger().setLevel(logging.CRITICAL)
+    quantizer = MatMulNBitsQuantizer(
+        str(model),
+        block_size=block_size,
+        is_symmetric=symmetric,
+        accuracy_level=level,
+        quant_format=QuantFormat.QDQ if qdq else QuantFormat.QOperator,
+    )
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(out), use_external_data_format=False)
 
 
 def prepare(model: Path, out: Path) -> None:
