@@ -14,9 +14,12 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxq import ops
 from onnxq.calibration.sources import open_source
+from onnxq.facts import Decision, Edge, Plan, Wishes
 from onnxq.facts import Feeds as Samples
-from onnxq.facts import Plan
+from onnxq.look import all_nodes
+from onnxq.numerics.spec import TensorSpec
 from onnxq.passbase import Context, Pass, run_step
 from onnxq.passes.calibrate import Calibrate
 from onnxq.passes.encode import Encode
@@ -29,6 +32,7 @@ from onnxq.passes.resolve_axes import ResolveAxes
 from onnxq.passes.validate_qdq import ValidateQdq
 from onnxq.planfile import plan_json
 from onnxq.recipe import load_recipe
+from onnxq.weights import weight_tensor
 
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 
@@ -228,6 +232,29 @@ def _close(made: Quantized, bound: float = 0.05, *, gap: float = 0.02) -> None:
             error = float(np.abs(got.astype(np.float64) - wanted).max(initial=0))
             assert error <= bound * size, f"{name} ({kind}): off by {error:.4g} of {size:.4g}"
         assert float(np.abs(a.astype(np.float64) - b).max(initial=0)) <= gap * size, name
+
+
+def _weight_pairs(
+    proto: onnx.ModelProto, spec: TensorSpec, behind: tuple[Pass, ...] = (), **resolve: Any
+) -> tuple[onnx.ModelProto, Context]:
+    """Integers for every constant weight of the operator table, by a plan made by hand: no target, no activations."""
+    model, ctx = ir.from_proto(proto), Context()
+    plan = Plan(Wishes(spec, spec, weight_only=True))
+    for node in all_nodes(model):
+        row = ops.info(node)
+        for slot in row.weights if row else ():
+            if slot.index < len(node.inputs) and weight_tensor(node.inputs[slot.index]) is not None:
+                plan.weights[Edge(node, slot.index)] = spec
+                plan.decisions[node] = Decision("weight-only", "by-hand", "by hand")
+    ctx.put(plan)
+    for step in (ResolveAxes(**resolve), Encode(), InsertQdq(), *behind, ValidateQdq()):
+        run_step(step, model, ctx)
+    return ir.to_proto(model), ctx
+
+
+@pytest.fixture
+def weight_pairs() -> Callable[..., tuple[onnx.ModelProto, Context]]:
+    return _weight_pairs
 
 
 @pytest.fixture
