@@ -94,12 +94,11 @@ def is_float(value: ir.Value | None) -> bool:
     return value is not None and value.dtype in FLOATS
 
 
-def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
-    """Read a matmul-like node as a layer, or say in words why it is none.
+def read_weights(node: ir.Node) -> Layer | str:
+    """Read a weight-carrying node alone, without bias, body or what is behind it, or say in words why it has no weight.
 
     Args:
         node: A node with a row in `onnxq.ops`.
-        apart: Nodes that must not become part of the layer.
     """
     row = ops.info(node)
     if row is None:
@@ -123,10 +122,22 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
         for i, value in enumerate(node.inputs)
         if value is not None and i != row.bias and (weight is None or i != weight.index)
     )
-    layer = Layer(node, data, weight, None, node.outputs[0], ())
+    return Layer(node, data, weight, None, node.outputs[0], ())
+
+
+def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
+    """Read a weight-carrying node as a layer, or say in words why it is none.
+
+    Args:
+        node: A node with a row in `onnxq.ops`.
+        apart: Nodes that must not become part of the layer.
+    """
+    layer, row = read_weights(node), ops.info(node)
+    if isinstance(layer, str) or layer.recurrent is not None or row is None:
+        return layer
+    weight, tail = layer.weight, layer.tail
     bias: Edge | None = None
     body: list[ir.Node] = []
-    tail = layer.tail
     if row.bias is not None and len(node.inputs) > row.bias and node.inputs[row.bias] is not None:
         bias = Edge(node, row.bias)
         tensor = constant_tensor(bias.value)
@@ -145,7 +156,7 @@ def read_layer(node: ir.Node, apart: Container[ir.Node] = ()) -> Layer | str:
     if folded is not None:
         body.append(folded)
         tail = folded.outputs[0]
-    return Layer(node, data, weight, bias, tail, tuple(body))
+    return Layer(node, layer.inputs, weight, bias, tail, tuple(body))
 
 
 def folded_behind(tail: ir.Value, apart: Container[ir.Node] = ()) -> ir.Node | None:

@@ -53,6 +53,9 @@ class Pass(ir.passes.InPlacePass):
         """Transform the model in place; True if the graph changed."""
         raise TypeError(f"{type(self).__name__} has no run()")
 
+    def preflight(self, ctx: Context) -> None:
+        """Refuse, before any step of the pipeline runs, what its options and the caller's facts show to be wrong."""
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """The `onnx_ir` door: run alone, with a context of its own."""
         return ir.passes.PassResult(model, run_step(self, model, Context()))
@@ -143,6 +146,9 @@ class Pipeline(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Run all steps; True if any changed the graph."""
         self.check(ctx._facts)
+        for step in flatten(self):
+            if isinstance(step, Pass):
+                step.preflight(ctx)
         return self._run(model, ctx, self.instruments, ())
 
     def _run(

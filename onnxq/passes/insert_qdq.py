@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, replace_uses
-from onnxq.errors import OptionError
-from onnxq.facts import Edge, Encodings, Fact, Plan
+from onnxq.errors import OptionError, ValidationError
+from onnxq.facts import Edge, Encodings, Fact, Goal, Plan
 from onnxq.layers import Layer, read_layer
-from onnxq.numerics.spec import Encoding
+from onnxq.look import constant_tensor, dims_of, nbytes
+from onnxq.numerics.spec import Encoding, PerAxis
+from onnxq.numerics.tiles import scale_shape
 from onnxq.passbase import Context, Pass
 from onnxq.passes.guard_bias import channel_bias
 from onnxq.weights import Array, as_tensor, onnx_dtype, quantized_bias, quantized_weight
-
-Make = Callable[[], ir.TensorProtocol]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InsertQdq(Pass):
     """`Plan`, `Encodings` -> graph: ``x -> Q -> DQ -> readers``, ``integer weight -> DQ -> op``, ``int32 bias -> DQ``.
 
-    One Q and one DQ a value, one integer copy and one DQ a weight encoding. Scale and zero point are always explicit,
-    the axis too where there is one. Graph outputs keep their names. Integer weights are lazy: quantized when written.
+    One Q and one DQ a value, one integer copy and one DQ a weight encoding; where the target fuses weight-only layers
+    only so, one integer copy a use. Scale, zero point and axis are explicit; only for targets that want it so, the zero
+    point of symmetric weights is left out. Graph outputs keep their names. Integer weights are lazy: quantized when
+    written.
     """
 
     name: ClassVar[str] = "insert-qdq"
     reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Encodings})
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Goal})
     idempotent: ClassVar[bool] = False  # its facts describe the graph without pairs and go stale with the insertion
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
@@ -38,22 +40,32 @@ class InsertQdq(Pass):
 
         Raises:
             OptionError: The model's opset has no pairs of the planned types.
+            ValidationError: A weight or bias has more or fewer scales than channels or blocks.
         """
-        plan, encodings = ctx.get(Plan), ctx.get(Encodings)
+        plan, encodings, goal = ctx.get(Plan), ctx.get(Encodings), ctx.maybe(Goal)
         _check_opset(model, encodings)
-        writer = _Writer(model, Namer(model))
+        writer = _Writer(model, Namer(model), goal is None or goal.target.weight_zero_point)
         layers = dict.fromkeys(edge.node for edge in encodings.weights)
         # Read before any pair hides a weight.
+        read = [read_layer(node, plan.wishes.banned) for node in layers]
         biases = {
-            layer.bias: channel_bias(layer)
-            for layer in (read_layer(node, plan.wishes.banned) for node in layers)
-            if isinstance(layer, Layer) and layer.bias in encodings.biases
+            layer.bias: _Bias.of(layer, encodings)
+            for layer in read
+            if isinstance(layer, Layer) and layer.bias and layer.inputs[0].value in encodings.activations
         }
+        copies = goal is not None and goal.target.weight_only_copies
         for edge, encoding in encodings.weights.items():
-            if plan.decisions[edge.node].status != "dynamic":
-                writer.weight(edge, encoding)
-        for edge, encoding in encodings.biases.items():
-            writer.bias(edge, encoding, biases[edge])
+            status = plan.decisions[edge.node].status
+            if status != "dynamic":
+                writer.weight(edge, encoding, copies and status == "weight-only")
+        for edge, bytes_ in writer.copied.items():
+            why = f"'{edge.value.name}' has several readers: one integer copy each, or the runtime fuses none"
+            ctx.note("weight-copied", edge.node, why, bytes=bytes_)
+        for edge, bias in biases.items():
+            if edge in encodings.biases:
+                writer.bias(edge, encodings.biases[edge], bias)
+            elif bias.rank > 1:
+                writer.widen(edge, bias)
         readers: dict[ir.Value, list[Edge]] = {}
         for edge, value in plan.readers.items():
             if value in encodings.activations:
@@ -84,13 +96,57 @@ def _check_opset(model: ir.Model, encodings: Encodings) -> None:
         raise OptionError(f"the planned Q/DQ pairs need opset {needed}, the model has {opset}: run upgrade-opset first")
 
 
+def _check_scales(edge: Edge, encoding: Encoding, data: ir.TensorProtocol) -> None:
+    """Refuse a constant whose scales are not one a channel (one a block, one in all)."""
+    dims = tuple(int(d) for d in data.shape.numpy())
+    wanted = scale_shape(dims, encoding.spec.granularity)
+    for what, found in (("scale", encoding.scale.shape), ("zero point", encoding.zero_point.shape)):
+        if found != wanted:
+            raise ValidationError(
+                f"{edge.node.name} ({edge.node.op_type}), '{edge.value.name}' of shape {list(dims)}: "
+                f"{encoding.spec.granularity} needs a {what} of shape {list(wanted)}, got {list(found)}"
+            )
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """The bias of a layer: float64 of shape [channels], and the rank it is stored with."""
+
+    values: Array
+    rank: int
+
+    @classmethod
+    def of(cls, layer: Layer, encodings: Encodings) -> _Bias:
+        """The bias that a layer has; stored with the rank of the product where the plain vector would not load.
+
+        onnxruntime (1.32) turns a MatMul of rank 3 and more with a constant vector behind it into a Gemm between two
+        Reshapes, pushes the int8 pair in front of it through the first one, and then refuses its own node
+        ("output_dtype INT8 does not match y_zero_point type UINT8"). It leaves a constant of shape [1, 1, C] alone.
+        """
+        assert layer.bias is not None
+        x = encodings.activations.get(layer.inputs[0].value)
+        rank = len(dims_of(layer.node.outputs[0]) or ())
+        wide = layer.bias.node is not layer.node and rank > 2 and x is not None and x.spec.qtype.name == "int8"
+        return cls(channel_bias(layer), rank if wide else 1)
+
+
 @dataclass
 class _Writer:
-    """Makes pairs, each parameter and each integer copy once."""
+    """Makes pairs, each parameter and each integer copy once.
+
+    Attributes:
+        model: What is written into.
+        namer: Fresh names.
+        zero_points: Whether a zero point of 0 is written for symmetric weights.
+        pairs: Pairs written.
+        copied: Uses that got a further integer copy of their weight, with its bytes.
+    """
 
     model: ir.Model
     namer: Namer
+    zero_points: bool = True
     pairs: int = 0
+    copied: dict[Edge, int] = field(default_factory=dict)
     _params: dict[tuple[int, ir.Graph], tuple[ir.Value, ir.Value]] = field(default_factory=dict)
     _copies: dict[tuple[ir.Value, int], ir.Value] = field(default_factory=dict)
     _dequantized: dict[tuple[ir.Value, int, int], ir.Value] = field(default_factory=dict)
@@ -129,28 +185,44 @@ class _Writer:
             edge.node.replace_input_with(edge.index, inside[body])
         self.pairs += 1
 
-    def weight(self, edge: Edge, encoding: Encoding) -> None:
-        """``integer copy -> DQ -> op``; uses with the same encoding in one graph share both."""
+    def weight(self, edge: Edge, encoding: Encoding, alone: bool) -> None:
+        """``integer copy -> DQ -> op``; uses with the same encoding in one graph share both, unless ``alone``."""
         value = edge.value
-        self._use(edge, encoding, value, lambda: quantized_weight(value, encoding))
+        self._use(edge, encoding, value, quantized_weight(value, encoding), alone)
 
-    def bias(self, edge: Edge, encoding: Encoding, bias: Array) -> None:
-        """``int32 copy of shape [channels] -> DQ -> op``."""
-        self._use(edge, encoding, edge.value, lambda: quantized_bias(bias, encoding))
+    def bias(self, edge: Edge, encoding: Encoding, bias: _Bias) -> None:
+        """``int32 copy of shape [channels], or widened -> DQ -> op``."""
+        if encoding.scale.ndim:
+            encoding = replace(encoding, spec=encoding.spec.at(PerAxis(bias.rank - 1)))
+        values = bias.values.reshape([1] * (bias.rank - 1) + [-1])
+        self._use(edge, encoding, edge.value, quantized_bias(values, encoding), alone=False)
 
-    def _use(self, edge: Edge, encoding: Encoding, value: ir.Value, make: Make) -> None:
+    def widen(self, edge: Edge, bias: _Bias) -> None:
+        """A float bias with leading axes of length 1."""
+        tensor = constant_tensor(edge.value)
+        assert tensor is not None
+        wide = tensor.numpy().reshape([1] * (bias.rank - tensor.shape.rank()) + list(tensor.shape.numpy()))
+        copy = add_initializer(graph_of(edge.value), f"{edge.value.name}_wide", wide, self.namer)
+        edge.node.replace_input_with(edge.index, copy)
+
+    def _use(self, edge: Edge, encoding: Encoding, value: ir.Value, data: ir.TensorProtocol, alone: bool) -> None:
         reader = edge.node.graph
         assert isinstance(reader, ir.Graph)
-        key = (value, id(encoding), id(reader))
+        key = (value, id(encoding), id(edge.node if alone else reader))
         if key not in self._dequantized:
             self._keep.append(encoding)
+            _check_scales(edge, encoding, data)
             base = value.name or "weight"
             home = graph_of(value)
             copy = self._copies.get(key[:2])
+            if copy is not None and alone:
+                self.copied[edge] = nbytes(data)
+                copy = None
             if copy is None:
-                copy = self._copies[key[:2]] = add_initializer(home, f"{base}_quantized", make(), self.namer)
+                copy = self._copies[key[:2]] = add_initializer(home, f"{base}_quantized", data, self.namer)
             scale, zero = self._parameters(home, base, encoding)
-            dq = self._dequantize(copy, scale, zero, base, encoding, value)
+            plain = not self.zero_points and encoding.spec.symmetric and not encoding.zero_point.any()
+            dq = self._dequantize(copy, scale, None if plain else zero, base, encoding, value)
             reader.insert_before(edge.node, dq)
             self._dequantized[key] = dq.outputs[0]
             self.pairs += 1
@@ -169,11 +241,10 @@ class _Writer:
         return self._params[key]
 
     def _dequantize(
-        self, data: ir.Value, scale: ir.Value, zero: ir.Value, base: str, encoding: Encoding, like: ir.Value
+        self, data: ir.Value, scale: ir.Value, zero: ir.Value | None, base: str, encoding: Encoding, like: ir.Value
     ) -> ir.Node:
-        node = self._node(
-            "DequantizeLinear", [data, scale, zero], f"{base}_DequantizeLinear", f"{base}_dequantized", encoding
-        )
+        inputs = [data, scale] if zero is None else [data, scale, zero]
+        node = self._node("DequantizeLinear", inputs, f"{base}_DequantizeLinear", f"{base}_dequantized", encoding)
         node.outputs[0].type, node.outputs[0].shape = scale.type, like.shape if data.shape is None else data.shape
         return node
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxq.facts import Decision
 from onnxq.look import graph_of, nested_graphs
 from onnxq.planning.emission import Emission, may_be_dynamic, needs_q
-from onnxq.planning.misfits import layer_of, rule_of
+from onnxq.planning.misfits import LAYERS, layer_of, rule_of
 
 
 def plan_bodies(model: ir.Model, emission: Emission) -> None:
@@ -19,6 +19,10 @@ def plan_bodies(model: ir.Model, emission: Emission) -> None:
     for graph in nested_graphs(model.graph):
         for node in graph if graph is not model.graph else ():
             _plan(node, model, emission)
+
+
+def plan_functions(model: ir.Model, emission: Emission) -> None:
+    """Leave every node in a local function float."""
     for function in model.functions.values():
         for graph in nested_graphs(function.graph):
             for node in graph:
@@ -33,7 +37,7 @@ def _plan(node: ir.Node, model: ir.Model, emission: Emission) -> None:
         return
     if node in plan.decisions:  # the bias Add or Relu of a layer
         return
-    if rule.kind != "matmul-like":
+    if rule.kind not in LAYERS:
         emission.decide(node, "float", "in-subgraph", "its range cannot be observed inside a subgraph")
         return
     layer = layer_of(node, emission.target, plan.wishes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -35,32 +35,38 @@ class Emission:
         for edge in layer.inputs:
             self.plan.activations.setdefault(edge.value, self.plan.wishes.activation)
             self.plan.readers[edge] = edge.value
-        quantized = wanted or needs_q(layer, rule)
+        quantized = self.target.pairs == "islands" and (wanted or needs_q(layer, rule))
         if quantized:
             self.integer(layer.tail)
+        self.weights(layer, rule)
         if layer.weight is not None:
-            spec = self._weight(layer, rule)
-            self.plan.weights[layer.weight], granularity = spec, spec.granularity
+            granularity = self.plan.weights[layer.weight].granularity
             # The int32 bias has one scale an output channel; a bias behind blocks, or in float16, stays as it is.
             bias = None if isinstance(granularity, Blocked) else layer.bias
             if bias is not None and bias.value.dtype == ir.DataType.FLOAT:
                 self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, granularity)
         how = "" if quantized else ", float output"
+        if layer.recurrent is not None:
+            how += "; the hidden state, the other operand of its recurrence weight, is internal and stays float"
         self.decide(layer.node, "integer", "layer", f"{layer.node.op_type} on integers{how}")
 
     def dynamic(self, layer: Layer, rule: IntegerOp, code: str, reason: str) -> None:
         """A layer whose input is quantized at run time."""
-        assert layer.weight is not None
-        self.plan.weights[layer.weight] = self._weight(layer, rule)
+        self.weights(layer, rule)
         self.decide(layer.node, "dynamic", code, reason)
         for inner in layer.body:
             self.decide(inner, "float", "behind-dynamic-layer", "in float behind a layer with dynamic input")
 
-    def _weight(self, layer: Layer, rule: IntegerOp) -> TensorSpec:
-        spec, rank = self.plan.wishes.weight, len(layer.weight_dims)
-        limit = rule.per_channel_max_rank
+    def weights(self, layer: Layer, rule: IntegerOp) -> None:
+        """A spec for each constant weight of a layer: of a type its op takes, per tensor where nothing finer fits."""
+        spec, rank, limit = self.weight_spec(rule), len(layer.weight_dims), rule.per_channel_max_rank
         fits = rule.per_channel and rank >= 2 and not (limit and rank > limit)
-        return spec if fits else spec.at(PerTensor())
+        self.plan.weights.update(dict.fromkeys(layer.weights, spec if fits else spec.at(PerTensor())))
+
+    def weight_spec(self, rule: IntegerOp) -> TensorSpec:
+        """The wish for weights, with the first type that the op takes if it does not take the one wished for."""
+        wish, types = self.plan.wishes.weight, rule.weight_types
+        return wish if not types or wish.qtype in types else replace(wish, qtype=types[0])
 
     def integer(self, value: ir.Value) -> None:
         """A value made by an integer op: everybody reads its dequantized form, graph outputs too."""

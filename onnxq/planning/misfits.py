@@ -6,12 +6,14 @@ from onnx_ir import Node
 
 from onnxq import ops
 from onnxq.facts import Decision, Wishes
-from onnxq.layers import MAX_TERMS, Layer, data_inputs, folds, read_layer
-from onnxq.look import bodies
+from onnxq.layers import MAX_TERMS, Layer, data_inputs, folds, read_layer, read_weights
+from onnxq.look import bodies, onnx_op
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q, source_of, state_of
-from onnxq.targets import IntegerOp, Target
+from onnxq.targets import IntegerOp, Kind, Target
 
 _ALIASES = {"float32": "float", "float64": "double"}
+LAYERS = ("matmul-like", "recurrent")
+"""Kinds of ops that carry weights and anchor integer islands."""
 
 
 def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
@@ -21,13 +23,16 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
     if _computes_on_integers(node):
         return Decision("integer", "already-quantized", "works on integers already")
     rule = target.integer_ops.get(node.op_type) if node.domain == "" else None
-    if rule is None and node in wishes.forced and ops.info(node) is not None:
-        rule = IntegerOp("matmul-like", per_channel=True)
+    forms = ("weight-only",) if wishes.weight_only else ("static", "dynamic")
+    if node in wishes.forced and ops.info(node) is not None and not (rule and set(forms) & set(rule.forms)):
+        rule = _forced(node)
     if rule is None:
         if bodies(node):
             return Decision("float", "control-flow", f"{node.op_type} itself computes nothing; see the nodes inside")
         what = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         return Decision("float", "no-integer-kernel", f"{target.name} has no integer kernel for {what}")
+    if not set(forms) & set(rule.forms):
+        return Decision("float", f"not-{forms[0]}", f"{target.name} takes no {forms[0]} form of {node.op_type}")
     if rule.kind == "folds" and not folds(node):
         return Decision("float", "not-from-zero", f"{node.op_type} clips elsewhere than at 0: no Q makes it redundant")
     misfit = rule.misfit({k: a.value for k, a in node.attributes.items() if not a.is_ref()})
@@ -39,15 +44,22 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
     if data and all(is_q(e.value.producer(), DEQUANTIZE) for e in data):
         return _as_found(node, target)
     types = {e.value.dtype for e in data if e.value.dtype is not None}
-    if any(t.name.lower() not in [_ALIASES.get(f, f) for f in target.float_types] for t in types):
+    floats = (wishes.weight_only and target.weight_only_float_types) or target.float_types
+    if any(t.name.lower() not in [_ALIASES.get(f, f) for f in floats] for t in types):
         kinds = ", ".join(sorted(t.name.lower() for t in types))
         return Decision("float", "data-type", f"{target.name} has no integer kernel for {kinds} data")
     return rule
 
 
+def _forced(node: Node) -> IntegerOp:
+    """The rule of a weight-carrying op that the caller asks for although the target has none that fits."""
+    kind: Kind = "recurrent" if onnx_op(node, *ops.RECURRENT) else "moves" if onnx_op(node, "Gather") else "matmul-like"
+    return IntegerOp(kind, ("static", "weight-only"), per_channel=True)
+
+
 def layer_of(node: Node, target: Target, wishes: Wishes) -> Layer | Decision:
-    """The layer that a matmul-like node starts, or the decision that it stays as it is."""
-    layer = read_layer(node, wishes.banned)
+    """The layer that a weight-carrying node starts, or the decision that it stays as it is."""
+    layer = read_weights(node) if wishes.weight_only else read_layer(node, wishes.banned)
     if isinstance(layer, str) or layer.weight is None:
         row = ops.info(node)
         for slot in row.weights if row else ():
@@ -59,7 +71,7 @@ def layer_of(node: Node, target: Target, wishes: Wishes) -> Layer | Decision:
     if layer.weight is not None and layer.weight.index == 0:
         why = "its left operand is constant: no fast kernel takes that"
         return Decision("float", "constant-left-operand", why)
-    if layer.terms > MAX_TERMS:
+    if layer.terms > MAX_TERMS and not wishes.weight_only:
         return Decision("float", "accumulator", f"sums of {layer.terms} products could overflow int32")
     return layer
 

@@ -15,9 +15,10 @@ import onnx_ir as ir
 from onnxq.facts import Decision, Plan, Wishes
 from onnxq.layers import Layer, data_inputs, folded_behind, is_float
 from onnxq.look import all_nodes, is_constant
-from onnxq.planning.bodies import plan_bodies
+from onnxq.planning.bodies import plan_bodies, plan_functions
 from onnxq.planning.emission import Emission, may_be_dynamic
-from onnxq.planning.misfits import layer_of, rule_of
+from onnxq.planning.misfits import LAYERS, layer_of, rule_of
+from onnxq.planning.weight_only import plan_weights
 from onnxq.targets import IntegerOp, Target
 
 # Ranges known without data (operator texts).
@@ -42,19 +43,25 @@ class Planner:
     _wanted: set[ir.Value] = field(init=False, default_factory=set)
 
     def make(self, model: ir.Model) -> Plan:
-        """Plan the main graph, then what can be done in bodies; the decisions come in the order of `all_nodes`."""
+        """Plan the main graph and what can be done in bodies; the decisions come in the order of `all_nodes`."""
         plan = Plan(self.wishes)
         self._to = Emission(plan, self.target)
-        nodes = list(model.graph)
+        if self.wishes.weight_only:
+            plan_weights(model, self._to)
+        else:
+            self._islands(list(model.graph))
+            plan_bodies(model, self._to)
+        plan_functions(model, self._to)
+        plan.decisions = {node: plan.decisions[node] for node in all_nodes(model)}
+        return plan
+
+    def _islands(self, nodes: list[ir.Node]) -> None:
         for node in nodes:
             self._forward(node)
         for node in reversed(nodes):
             self._backward(node)
         for node in nodes:
             self._emit(node)
-        plan_bodies(model, self._to)
-        plan.decisions = {node: plan.decisions[node] for node in all_nodes(model)}
-        return plan
 
     # -- forward: what can be an integer -------------------------------------------------------------------------
 
@@ -64,7 +71,7 @@ class Planner:
             self._to.decide(node, "integer", "part-of-layer", f"computed inside {owner}")
             return
         rule = rule_of(node, self.target, self.wishes)
-        if not isinstance(rule, Decision) and rule.kind == "matmul-like":
+        if not isinstance(rule, Decision) and rule.kind in LAYERS:
             self._forward_layer(node, rule)
             return
         why = rule if isinstance(rule, Decision) else self._float_operand(node, rule)
@@ -131,6 +138,8 @@ class Planner:
         elif alone and rule.needs_output_q and 0 < layer.terms <= FEW_TERMS and node not in self.wishes.forced:
             why = f"stands between float ops, and sums of {layer.terms} products do not pay for its Q/DQ pairs"
             self._leave(layer, "too-little-work", why)
+        elif layer.weight is None and rule.needs_weight:
+            self._leave(layer, "activation-matmul", f"{self.target.name} takes constant weights only")
         elif alone and not rule.needs_output_q and layer.weight is None:
             self._leave(layer, "activation-matmul", "both operands are activations between float ops")
         elif alone and not rule.needs_output_q and dynamic:

@@ -1,6 +1,6 @@
 """Targets: one YAML file a runtime, read into a `Target`."""
 
 from onnxq.targets.loader import list_targets, load_target
-from onnxq.targets.target import IntegerOp, Target
+from onnxq.targets.target import Form, IntegerOp, Kind, Target
 
-__all__ = ["IntegerOp", "Target", "list_targets", "load_target"]
+__all__ = ["Form", "IntegerOp", "Kind", "Target", "list_targets", "load_target"]
