@@ -1,0 +1,67 @@
+"""QuantizeLinear and DequantizeLinear nodes read back as encodings: the way in for passes that rewrite pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.look import attr_int, constant, constant_tensor
+from onnxq.numerics.spec import QTYPES, Blocked, Encoding, Granularity, PerAxis, PerTensor, TensorSpec
+from onnxq.numerics.tiles import scale_shape
+from onnxq.states import DEQUANTIZE
+
+
+def parameter(node: ir.Node, index: int) -> ir.Value | None:
+    """An input that may be left out: 1 is the scale of a pair node, 2 its zero point."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def integer_type(node: ir.Node) -> ir.DataType | None:
+    """What a QuantizeLinear writes or a DequantizeLinear reads; None where the graph does not say.
+
+    Without zero point and ``output_dtype`` a QuantizeLinear writes uint8 (operator text).
+    """
+    data = node.inputs[0]
+    if node.op_type == DEQUANTIZE and data is not None and data.dtype is not None:
+        return data.dtype
+    zero = parameter(node, 2)
+    if zero is not None:
+        return zero.dtype
+    return None if node.op_type == DEQUANTIZE else ir.DataType(attr_int(node, "output_dtype", 0) or ir.DataType.UINT8)
+
+
+def read_encoding(node: ir.Node, shape: tuple[int, ...]) -> Encoding | str:
+    """The encoding that a Q or DQ node stores, or in words why it has none that `onnxq.numerics` could compute with.
+
+    Args:
+        node: A QuantizeLinear or DequantizeLinear.
+        shape: Shape of its data.
+
+    Returns:
+        The encoding, its axis not negative. A missing zero point is 0; one scale in a shape like [1] is per tensor.
+    """
+    scale, zero = constant(parameter(node, 1)), constant_tensor(parameter(node, 2))
+    dtype = integer_type(node)
+    qtype = QTYPES.get(dtype.name.lower()) if dtype is not None else None
+    if qtype is None:
+        return f"its integers are {dtype.name.lower() if dtype is not None else 'of unknown type'}"
+    if scale is None or (zero is None and parameter(node, 2) is not None):
+        return "its scale or zero point is computed at run time"
+    if scale.dtype not in (np.float32, np.float16):
+        return f"its scale is {scale.dtype.name}, not float32 or float16"
+    size, axis = attr_int(node, "block_size", 0), attr_int(node, "axis", 1)
+    granularity: Granularity = PerTensor()
+    if size or scale.size != 1:
+        if not -len(shape) <= axis < len(shape):
+            return f"its axis {axis} is outside a tensor of rank {len(shape)}"
+        axis %= len(shape)
+        granularity = Blocked(size, axis) if size else PerAxis(axis)
+    wanted = scale_shape(shape, granularity)
+    if scale.shape != wanted and not (wanted == () and scale.size == 1):
+        shapes = f"data of shape {list(shape)} needs {list(wanted)}"
+        return f"its scale has shape {list(scale.shape)}, {granularity} {shapes}"
+    zeros = np.zeros(wanted, qtype.carrier) if zero is None else zero.numpy().astype(qtype.carrier)
+    if zeros.size != scale.size:
+        return f"its zero point has shape {list(zeros.shape)}, its scale {list(scale.shape)}"
+    spec = TensorSpec(qtype, not zeros.any(), granularity)
+    return Encoding(spec, scale.reshape(wanted), zeros.reshape(wanted))

@@ -1,0 +1,62 @@
+"""`freeze`: float weights behind a QuantizeLinear become the integers it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from onnxq.edit import become_initializer, nested_graphs, plain_initializers, remove_dead
+from onnxq.look import attr_int
+from onnxq.pairs import parameter, read_encoding
+from onnxq.passbase import Context, Pass
+from onnxq.states import QUANTIZE, is_q
+from onnxq.weights import quantized_weight, weight_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freeze(Pass):
+    """``float weight -> Q -> DQ -> op`` becomes ``integer weight -> DQ -> op``; the inverse of `thaw`.
+
+    The integers are those that the QuantizeLinear computes. Each DequantizeLinear stays as it is, with axis, block
+    size, output type, metadata and all its readers. Pairs on activations are not touched. Integer weights are lazy:
+    quantized when they are written. Works in all scopes but local functions, which hold no initializers.
+
+    Stays, with the reason: a QuantizeLinear of other than integer types, with computed parameters, with a precision of
+    its own, or whose integers are a graph output.
+    """
+
+    name: ClassVar[str] = "freeze"
+
+    def run(self, model: ir.Model, ctx: Context) -> bool:
+        """Replace every QuantizeLinear of a constant; one note says how many."""
+        plain = plain_initializers(model)
+        count = 0
+        for node in [n for graph in nested_graphs(model.graph) for n in graph if is_q(n, QUANTIZE)]:
+            source, out = weight_tensor(node.inputs[0]), node.outputs[0]
+            if source is None:
+                continue
+            encoding = read_encoding(node, tuple(int(d) for d in source.shape.numpy()))
+            why = encoding if isinstance(encoding, str) else _why_not(node)
+            if why or isinstance(encoding, str):
+                ctx.note("not-frozen", node, f"it stays in front of the weight: {why}")
+                continue
+            value = node.inputs[0]
+            assert value is not None
+            become_initializer(out, quantized_weight(value, encoding))
+            count += 1
+        if count:
+            remove_dead(model)
+            ctx.note("frozen", None, f"{count} weights hold the integers of their QuantizeLinear", count=count)
+        return plain or bool(count)
+
+
+def _why_not(node: ir.Node) -> str:
+    """Why the integers of a QuantizeLinear are not those that `onnxq.numerics` computes; ``""`` if they are."""
+    if node.outputs[0].is_graph_output():
+        return "its integers are a graph output"
+    scale, precision = parameter(node, 1), attr_int(node, "precision", 0)
+    if precision and scale is not None and precision != scale.dtype:
+        return f"it divides in {ir.DataType(precision).name.lower()}"
+    return ""
