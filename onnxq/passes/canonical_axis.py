@@ -90,7 +90,6 @@ def _move(head: ir.Node, axis: int, namer: Namer) -> int:
     ends = [head] if is_q(head, DEQUANTIZE) else list(dict.fromkeys(r for r, _ in head.outputs[0].uses()))
     for node in dict.fromkeys((head, *ends)):
         node.attributes["axis"] = ir.AttrInt64("axis", 1)
-        node.outputs[0].shape = swapped
     for dq in ends:
         out = dq.outputs[0]
         behind = _transpose(out, perm, f"{out.name}_native", namer)
@@ -98,7 +97,8 @@ def _move(head: ir.Node, axis: int, namer: Namer) -> int:
         _graph(dq).insert_after(dq, behind)
         replace_uses(out, behind.outputs[0], namer)
         behind.replace_input_with(0, out)
-        out.shape = swapped
+    for node in (head, *ends):
+        node.outputs[0].shape = swapped
     return len(ends)
 
 
