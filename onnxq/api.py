@@ -59,7 +59,7 @@ def quantize(
     model: ModelProto | bytes | str | Path,
     data: Data | None = None,
     *,
-    target: str | Path | Target = "ort-cpu",
+    target: str | Path | Target | None = None,
     output: str | Path | None = None,
     recipe: str | Path = "int8",
     samples: int | None = None,
@@ -75,7 +75,7 @@ def quantize(
         model: The float model; a path is read lazily and never loaded as a whole.
         data: Calibration samples: a list of ``{input name: array}``, a function that returns an iterator of such, or
             what ``--data`` takes (folder, ``module:function``, ``random``).
-        target: Name of a target, path of a target file, or a `Target`.
+        target: Name of a target, path of a target file, or a `Target`; the recipe's own by default.
         output: Where to write the result; without it `Result.model` holds a message.
         recipe: Recipe that does the work.
         samples: Take at most this many samples.
@@ -164,7 +164,7 @@ def make_plan(
     model: ModelProto | bytes | str | Path,
     data: Data | None = None,
     *,
-    target: str | Path | Target = "ort-cpu",
+    target: str | Path | Target | None = None,
     recipe: str | Path = "int8",
     parameters: Mapping[str, Any] | None = None,
     **options: Any,
@@ -174,7 +174,7 @@ def make_plan(
     Args:
         model: The float model.
         data: Samples. Without them the plan is the one before calibration.
-        target: Name of a target, path of a target file, or a `Target`.
+        target: Name of a target, path of a target file, or a `Target`; the recipe's own by default.
         recipe: The recipe whose plan it is.
         parameters: Parameters of the recipe.
         **options: As for `run`.

@@ -54,7 +54,7 @@ class Pass(ir.passes.InPlacePass):
         raise TypeError(f"{type(self).__name__} has no run()")
 
     def preflight(self, ctx: Context) -> None:
-        """Refuse, before any step of the pipeline runs, what its options and the caller's facts show to be wrong."""
+        """Before any step of a pipeline runs: refuse what options and the caller's facts show to be wrong."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """The `onnx_ir` door: run alone, with a context of its own."""

@@ -65,13 +65,13 @@ class MakePlan(Pass):
     file: str = ""
 
     def preflight(self, ctx: Context) -> None:
-        """Refuse types and combinations before any step runs.
+        """Refuse types and combinations before any step runs, and let the steps in front know the target.
 
         Raises:
             OptionError: Something the target does not take.
             CapabilityError: A type the installed onnx does not have.
         """
-        self._request.specs(self._target(ctx))
+        self._request.specs(self._goal(ctx).target)
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Make the plan; the graph stays as it is.
@@ -81,9 +81,7 @@ class MakePlan(Pass):
             CapabilityError: A type the installed onnx does not have.
             UnsupportedError: The model's opset is newer than the target's newest, or older than its types.
         """
-        target = self._target(ctx)
-        if not ctx.has(Goal):
-            ctx.put(Goal(target))
+        target = self._goal(ctx).target
         activation, weight = self._request.specs(target)
         filed = read_plan(self.file, model) if self.file else {}
         banned = self._banned(model) | {node: said for node, said in filed.items() if said.status == "float"}
@@ -110,9 +108,10 @@ class MakePlan(Pass):
         names = ("activations", "weights", "granularity", "block_size", "symmetric", "weight_only")
         return Request(**{name: getattr(self, name) for name in names})
 
-    def _target(self, ctx: Context) -> Target:
-        goal = ctx.maybe(Goal)
-        return goal.target if goal else load_target(self.target)
+    def _goal(self, ctx: Context) -> Goal:
+        if not ctx.has(Goal):
+            ctx.put(Goal(load_target(self.target)))
+        return ctx.get(Goal)
 
     def _banned(self, model: ir.Model) -> dict[ir.Node, Decision]:
         out: dict[ir.Node, Decision] = {}
