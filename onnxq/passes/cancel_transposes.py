@@ -32,7 +32,8 @@ class CancelTransposes(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Cancel in all scopes; True if any Transpose went."""
         work = _Work(Namer(model))
-        for node in all_nodes(model):
+        # Readers first: what is cancelled behind a Transpose gives it new readers.
+        for node in reversed(list(all_nodes(model))):
             if onnx_op(node, "Transpose") and node.graph is not None and node.inputs[0] is not None:
                 work.cancel(node)
         if work.gone:
@@ -73,7 +74,8 @@ class _Work:
             if "axis" in node.attributes or not _one_scale(node):
                 axis = perm[attr_int(node, "axis", 1) % len(perm)]
                 node.attributes["axis"] = ir.AttrInt64("axis", axis)
-            node.outputs[0].shape = source.shape
+            if node.outputs[0].type is not None:
+                node.outputs[0].shape = source.shape
         head.replace_input_with(0, source)
         for dq in ends:
             for edge in uses(dq.outputs[0]):
