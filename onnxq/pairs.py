@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.carry import Carried
+from onnxq.edit import Fresh, copy_metadata
 from onnxq.look import attr_int, constant, constant_tensor
 from onnxq.numerics.spec import QTYPES, Blocked, Encoding, Granularity, PerAxis, PerTensor, TensorSpec
 from onnxq.numerics.tiles import scale_shape
@@ -65,3 +70,30 @@ def read_encoding(node: ir.Node, shape: tuple[int, ...]) -> Encoding | str:
         return f"its zero point has shape {list(zeros.shape)}, its scale {list(scale.shape)}"
     spec = TensorSpec(qtype, not zeros.any(), granularity)
     return Encoding(spec, scale.reshape(wanted), zeros.reshape(wanted))
+
+
+def at_source(encoding: Encoding, found: Carried) -> Encoding | None:
+    """The encoding of a constant in front of Transposes for its encoding behind them; None where there is none.
+
+    Blocks and other carriers are not followed: their scales would have another layout, too.
+    """
+    if any(step.perm is None for step in found.steps):
+        return None
+    granularity = encoding.spec.granularity
+    if not found.steps or isinstance(granularity, PerTensor):
+        return encoding
+    axis = None if isinstance(granularity, Blocked) or granularity.axis is None else found.back(granularity.axis)
+    return replace(encoding, spec=encoding.spec.at(PerAxis(axis))) if isinstance(axis, int) else None
+
+
+def carried_on(value: ir.Value, carriers: Sequence[ir.Node], before: ir.Node, namer: Fresh, maker: str) -> ir.Value:
+    """Copies of Transposes behind another value, put in front of a node; returns what the last one makes."""
+    assert before.graph is not None
+    for old in carriers:
+        new = ir.Node("", old.op_type, [value], old.attributes.values(), name=namer(old.name or old.op_type))
+        copy_metadata(new, old, maker)
+        out = new.outputs[0]
+        out.name, out.type, out.shape = namer(old.outputs[0].name or "carried"), value.type, old.outputs[0].shape
+        before.graph.insert_before(before, new)
+        value = out
+    return value

@@ -7,12 +7,23 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq.edit import become_initializer, nested_graphs, plain_initializers, remove_dead
+from onnxq.carry import Carried, constant_behind
+from onnxq.edit import (
+    Namer,
+    add_initializer,
+    become_initializer,
+    graph_of,
+    nested_graphs,
+    plain_initializers,
+    remove_dead,
+    replace_uses,
+)
 from onnxq.look import attr_int
-from onnxq.pairs import parameter, read_encoding
+from onnxq.numerics.spec import Encoding
+from onnxq.pairs import at_source, carried_on, parameter, read_encoding
 from onnxq.passbase import Context, Pass
 from onnxq.states import QUANTIZE, is_q
-from onnxq.weights import quantized_weight, weight_tensor
+from onnxq.weights import quantized_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +32,8 @@ class Freeze(Pass):
 
     The integers are those that the QuantizeLinear computes. Each DequantizeLinear stays as it is, with axis, block
     size, output type, metadata and all its readers. Pairs on activations are not touched. Integer weights are lazy:
-    quantized when they are written. Works in all scopes but local functions, which hold no initializers.
+    quantized when they are written. Transposes in front of the QuantizeLinear then move the integers, other carriers
+    (Reshape, Cast) are computed. Works in all scopes but local functions, which hold no initializers.
 
     Stays, with the reason: a QuantizeLinear of other than integer types, with computed parameters, with a precision of
     its own, or whose integers are a graph output.
@@ -32,24 +44,34 @@ class Freeze(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Replace every QuantizeLinear of a constant; one note says how many."""
         plain = plain_initializers(model)
-        count = 0
+        namer, count = Namer(model), 0
         for node in [n for graph in nested_graphs(model.graph) for n in graph if is_q(n, QUANTIZE)]:
-            source, out = weight_tensor(node.inputs[0]), node.outputs[0]
-            if source is None:
+            found = constant_behind(node.inputs[0])
+            if isinstance(found, str):
                 continue
-            encoding = read_encoding(node, tuple(int(d) for d in source.shape.numpy()))
+            encoding = read_encoding(node, found.dims)
             why = encoding if isinstance(encoding, str) else _why_not(node)
             if why or isinstance(encoding, str):
                 ctx.note("not-frozen", node, f"it stays in front of the weight: {why}")
                 continue
-            value = node.inputs[0]
-            assert value is not None
-            become_initializer(out, quantized_weight(value, encoding))
+            _freeze(node, found, encoding, namer)
             count += 1
         if count:
             remove_dead(model)
             ctx.note("frozen", None, f"{count} weights hold the integers of their QuantizeLinear", count=count)
         return plain or bool(count)
+
+
+def _freeze(node: ir.Node, found: Carried, encoding: Encoding, namer: Namer) -> None:
+    """Let integers take the place of what a QuantizeLinear makes."""
+    value, out, source = node.inputs[0], node.outputs[0], at_source(encoding, found)
+    assert value is not None
+    if source is None or not found.nodes:
+        become_initializer(out, quantized_weight(value, encoding))
+        return
+    name = f"{found.source.name}_quantized"
+    integers = add_initializer(graph_of(found.source), name, quantized_weight(found.source, source), namer)
+    replace_uses(out, carried_on(integers, found.nodes, node, namer, Freeze.name), namer)
 
 
 def _why_not(node: ir.Node) -> str:

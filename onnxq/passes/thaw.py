@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.carry import Carried, constant_behind
 from onnxq.edit import (
     Namer,
     add_initializer,
@@ -22,10 +23,9 @@ from onnxq.facts import Fact, Goal
 from onnxq.look import attr_int
 from onnxq.numerics.affine import dequantize
 from onnxq.numerics.spec import Encoding
-from onnxq.pairs import parameter, read_encoding
+from onnxq.pairs import at_source, carried_on, parameter, read_encoding
 from onnxq.passbase import Context, Pass
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
-from onnxq.weights import weight_tensor
 
 OUTPUT_DTYPE_SINCE = 21
 """First opset whose QuantizeLinear has ``output_dtype``."""
@@ -38,8 +38,8 @@ class Thaw(Pass):
     The float weight holds the dequantized values, and the QuantizeLinear, with explicit axis and block size, makes the
     same integers of them: for an integer k and a scale s, rounding k·s and dividing by s are off by at most 2·u·|k|
     (u = 2^-24 in float32, 2^-11 in float16), which is less than half a step. Int32 biases and pairs on activations are
-    not touched. Float weights are lazy: dequantized when they are written. Works in all scopes but local functions,
-    which hold no initializers.
+    not touched. Float weights are lazy: dequantized when they are written. Transposes in front of the DequantizeLinear
+    (`canonical-axis`) then move the floats. Works in all scopes but local functions, which hold no initializers.
 
     Stays, with the reason: 16-bit integers with float16 scales (half a step is not reached), scales that are not
     positive and normal or lead out of the float type, and types other than integers.
@@ -70,10 +70,10 @@ class Thaw(Pass):
         plain = plain_initializers(model)
         writer = _Writer(Namer(model), model.opset_imports.get("", 0) >= OUTPUT_DTYPE_SINCE)
         for node in [n for graph in nested_graphs(model.graph) for n in graph if is_q(n, DEQUANTIZE)]:
-            source = weight_tensor(node.inputs[0])
-            if source is None or source.dtype == ir.DataType.INT32:
+            found = constant_behind(node.inputs[0])
+            if isinstance(found, str) or found.tensor.dtype == ir.DataType.INT32:
                 continue
-            encoding = read_encoding(node, tuple(int(d) for d in source.shape.numpy()))
+            encoding = read_encoding(node, found.dims)
             dtype = _float_type(node)
             why = encoding if isinstance(encoding, str) else _inexact(encoding, dtype)
             if why or isinstance(encoding, str):
@@ -85,7 +85,7 @@ class Thaw(Pass):
                     ctx.note("zero-point-kept", node, f"its zero point cannot be left out: {kept}")
                 else:
                     node.resize_inputs(2)
-            writer.write(node, source, encoding, dtype)
+            writer.write(node, found, encoding, dtype)
         writer.take_names()
         count = len(writer.floats)
         if count:
@@ -136,22 +136,31 @@ class _Writer:
         """Whether a QuantizeLinear beside this DequantizeLinear can say its type by an attribute."""
         return self.new and node.domain == ""
 
-    def write(self, node: ir.Node, source: ir.TensorProtocol, encoding: Encoding, dtype: ir.DataType) -> None:
+    def write(self, node: ir.Node, found: Carried, encoding: Encoding, dtype: ir.DataType) -> None:
         """Put a float weight and a QuantizeLinear, new or made already, in front of a DequantizeLinear."""
-        data, scale, zero = node.inputs[0], node.inputs[1], parameter(node, 2)
+        data, parameters = node.inputs[0], (node.inputs[1], parameter(node, 2))
         assert data is not None
-        key = (data, scale, zero, encoding.spec.granularity, dtype)
-        if key not in self.floats:
-            weight = ir.LazyTensor(
-                lambda: ir.Tensor(dequantize(source.numpy(), encoding, dtype.numpy())),
-                dtype=dtype,
-                shape=ir.Shape(source.shape.numpy()),
-            )
-            self.floats[key] = add_initializer(graph_of(data), _float_name(data), weight, self.namer)
-        place = (key, node.graph)
+        place = (data, *parameters, encoding.spec.granularity, dtype, node.graph)
         if place not in self._made:
-            self._made[place] = self._quantize(node, self.floats[key], source.dtype, encoding)
+            source = at_source(encoding, found)
+            carriers = found.nodes if source is not None else ()
+            integers = found.source if source is not None else data
+            tensor = found.tensor if source is not None else found.read()
+            kept = source or encoding
+            key = (integers, *parameters, kept.spec.granularity, dtype)
+            if key not in self.floats:
+                self.floats[key] = self._float(integers, tensor, kept, dtype)
+            weight = carried_on(self.floats[key], carriers, node, self.namer, Thaw.name)
+            self._made[place] = self._quantize(node, weight, tensor.dtype, encoding)
         node.replace_input_with(0, self._made[place].outputs[0])
+
+    def _float(self, old: ir.Value, tensor: ir.TensorProtocol, encoding: Encoding, dtype: ir.DataType) -> ir.Value:
+        weight = ir.LazyTensor(
+            lambda: ir.Tensor(dequantize(tensor.numpy(), encoding, dtype.numpy())),
+            dtype=dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+        )
+        return add_initializer(graph_of(old), _float_name(old), weight, self.namer)
 
     def _quantize(self, dq: ir.Node, weight: ir.Value, dtype: ir.DataType, encoding: Encoding) -> ir.Node:
         graph, data, scale, zero = dq.graph, dq.inputs[0], dq.inputs[1], parameter(dq, 2)

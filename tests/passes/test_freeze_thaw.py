@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -15,11 +16,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.context import Context
+from onnxq.facts import Goal
 from onnxq.numerics.affine import dequantize, quantize
 from onnxq.numerics.spec import QTYPES, Encoding, PerAxis, TensorSpec
 from onnxq.passbase import Pipeline, run_step
+from onnxq.passes.canonical_axis import CanonicalAxis
 from onnxq.passes.freeze import Freeze
 from onnxq.passes.thaw import Thaw
+from onnxq.targets import load_target
+from onnxq.targets.target import WeightForm
 
 Array = np.ndarray[Any, Any]
 
@@ -108,9 +113,9 @@ def thawed_and_back(
     return thawed, frozen
 
 
-def same_weight(before: onnx.ModelProto, frozen: Any) -> None:
+def same_weight(before: onnx.ModelProto, frozen: Any, name: str = "w_quantized") -> None:
     (weight,) = [t for t in before.graph.initializer if t.name == "w_quantized"]
-    got = frozen.initializers()["w_quantized"]
+    got = frozen.initializers()[name]
     assert got.dtype == numpy_helper.to_array(weight).dtype
     assert got.tobytes() == numpy_helper.to_array(weight).tobytes()
 
@@ -226,12 +231,7 @@ def test_stays_integer(change: Any, half: bool, dtype: str, why: str, run_passes
     assert not out.changed
 
 
-def target(form: str, zero_point: bool) -> Any:
-    from dataclasses import replace
-
-    from onnxq.facts import Goal
-    from onnxq.targets import load_target
-
+def target(form: WeightForm, zero_point: bool) -> Goal:
     return Goal(replace(load_target("onnx"), weight_form=form, weight_zero_point=zero_point))
 
 
@@ -246,7 +246,7 @@ def target(form: str, zero_point: bool) -> Any:
         ({"zero_point": "keep"}, "fake-quant", False, 1, 3),
     ],
 )
-def test_target_decides(options: dict[str, Any], form: str, zero_point: bool, ops: int, inputs: int) -> None:
+def test_target_decides(options: dict[str, Any], form: WeightForm, zero_point: bool, ops: int, inputs: int) -> None:
     graph, ctx = ir.from_proto(model("matmul", "int4", "per-channel")), Context()
     ctx.put(target(form, zero_point))
     assert run_step(Thaw(**options), graph, ctx) == bool(ops)
@@ -261,93 +261,6 @@ def test_lazy() -> None:
     for step, name in ((Thaw(), "w_1"), (Freeze(), "w_quantized")):
         run_step(step, graph, Context())
         assert isinstance(graph.graph.initializers[name].const_value, ir.LazyTensor)
-
-
-TEXT = """<ir_version: 10, opset_import: ["" : 21]>
-g (float[2,4] x, bool c) => (float[2,4] y, float[2,4] z, float[a,b] f)
-  <float xs = {0.1}, uint8 xz = {8}, float s = {0.5}, float t = {0.25}, float[4] bs = {1, 2, 1, 2}, int8 n = {0},
-   int8[4,4] w = {1,2,3,4,5,6,7,8,-9,-10,-11,-12,-13,-14,-15,127}, int32[4] b = {1,2,3,4}, int32 bz = {0}> {
-  xq = QuantizeLinear(x, xs, xz)
-  xd = DequantizeLinear(xq, xs, xz)
-  wd = DequantizeLinear(w, s, n)
-  bd = DequantizeLinear<axis=0>(b, bs)
-  y = Gemm(xd, wd, bd)
-  g = MatMul(xd, wd)
-  v = DequantizeLinear(w, t, n)
-  h = MatMul(g, v)
-  z = If(c) <
-    then_branch = yes () => (float[2,4] p) { k = DequantizeLinear(w, s, n) p = MatMul(h, k) },
-    else_branch = no () => (float[2,4] r) {
-      m = DequantizeLinear(w, s, n) o = DequantizeLinear(w, s, n) q = Gemm(h, m) r = Gemm(q, o) }>
-  f = Identity(wd)
-}"""
-
-
-def test_shared_weights_bodies_and_biases(run_passes: Callable[..., Any], run_model: Callable[..., Any]) -> None:
-    before = onnx.parser.parse_model(TEXT)
-    out = run_passes(before, Thaw())
-    onnx.checker.check_model(out.proto, full_check=True)
-    # One float weight for each scale; a Q for each scale and graph; activation and bias pairs as they were.
-    floats = [t.name for t in out.proto.graph.initializer if t.name.startswith("w")]
-    assert floats == ["w_float", "w_float_1"]
-    assert out.ops().count("QuantizeLinear") == 3 and out.ops().count("DequantizeLinear") == 4
-    bodies = {a.name: a.g for n in out.proto.graph.node for a in n.attribute}
-    assert [n.op_type for n in bodies["else_branch"].node].count("QuantizeLinear") == 1
-    assert out.initializers()["b"].dtype == np.int32
-    frozen = run_passes(out.proto, Freeze())
-    for c in (True, False):
-        feeds = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32), "c": np.array(c)}
-        for after in (out.proto, frozen.proto):
-            for a, b in zip(run_model(before, feeds, true=True), run_model(after, feeds, true=True), strict=True):
-                np.testing.assert_array_equal(a, b)
-    assert frozen.ops().count("QuantizeLinear") == 1
-
-
-FAKE = """<ir_version: 13, opset_import: ["" : 25]> g (float[2,4] x) => ({y})
-  <float s = {{0.5}}, int8 z = {{0}}, float[4,4] w = {{1,2,3,4,5,6,7,8,-9,-10,-11,-12,-13,-14,-15,127}}> {{ {body} }}"""
-
-
-@pytest.mark.parametrize(
-    ("body", "y", "why"),
-    [
-        ("q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, s, z)", "float[2,4] y, int8[4,4] q", "output"),
-        ("q = QuantizeLinear<precision=10>(w, s, z) d = DequantizeLinear(q, s, z)", "float[2,4] y", "float16"),
-        (
-            "t = ReduceMax<keepdims=0>(x) q = QuantizeLinear(w, t, z) d = DequantizeLinear(q, t, z)",
-            "float[2,4] y",
-            "time",
-        ),
-        ("q = QuantizeLinear<output_dtype=17>(w, s) d = DequantizeLinear(q, s)", "float[2,4] y", "float8"),
-    ],
-)
-def test_not_frozen(body: str, y: str, why: str, run_passes: Callable[..., Any]) -> None:
-    out = run_passes(FAKE.format(body=f"{body} y = MatMul(x, d)", y=y), Freeze())
-    (note,) = out.ctx.report.of("not-frozen")
-    assert why in note.message
-    assert not out.changed
-
-
-def test_float_weight_with_another_reader(run_passes: Callable[..., Any], run_model: Callable[..., Any]) -> None:
-    body = (
-        "q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, s, z) t = Transpose(w) v = MatMul(x, d) y = MatMul(v, t)"
-    )
-    text = FAKE.format(body=body, y="float[2,4] y").replace('"" : 25', '"" : 21').replace("13", "10", 1)
-    out = run_passes(text, Freeze())
-    assert out.initializers()["w"].dtype == np.float32 and out.initializers()["q"].dtype == np.int8
-    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
-    before = onnx.parser.parse_model(text)
-    np.testing.assert_array_equal(run_model(before, feeds, true=True)[0], run_model(out.proto, feeds, true=True)[0])
-
-
-def test_weight_behind_transpose(run_passes: Callable[..., Any], run_model: Callable[..., Any]) -> None:
-    body = "t = Transpose(w) q = QuantizeLinear(t, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d)"
-    text = FAKE.format(body=body, y="float[2,4] y").replace('"" : 25', '"" : 21').replace("13", "10", 1)
-    out = run_passes(text, Freeze())
-    assert out.ops() == ["DequantizeLinear", "MatMul"]
-    np.testing.assert_array_equal(out.initializers()["q"][0], [2, 10, -18, -26])
-    feeds = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
-    before = onnx.parser.parse_model(text)
-    np.testing.assert_array_equal(run_model(before, feeds, true=True)[0], run_model(out.proto, feeds, true=True)[0])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -380,3 +293,19 @@ def test_every_integer_comes_back_in_float16(name: str, power: float, zero: int)
 def test_in_a_pipeline() -> None:
     out = Pipeline(steps=(Thaw(), Freeze())).apply(model("gemm-t", "uint4", "blocked", zero="asymmetric"))
     assert [n.op_type for n in out.graph.node] == ["DequantizeLinear", "Gemm"]
+
+
+@pytest.mark.parametrize(("op", "how"), [("gemm-t", "per-channel"), ("conv", "per-channel"), ("gemm-t", "blocked")])
+@pytest.mark.parametrize("dtype", ["int8", "uint4"])
+def test_canonical_axis(
+    op: str, how: str, dtype: str, run_passes: Callable[..., Any], run_model: Callable[..., Any]
+) -> None:
+    """Mutually inverse Transposes stay around both forms: float -> Transpose -> Q -> DQ -> Transpose -> op."""
+    canonical = run_passes(model(op, dtype, how), CanonicalAxis(axis_form="canonical")).proto
+    thawed, frozen = thawed_and_back(canonical, run_passes, run_model)
+    ends = ["Transpose"] if how == "per-channel" else []
+    assert [n.op_type for n in thawed.graph.node][:-1] == [*ends, "QuantizeLinear", "DequantizeLinear", *ends]
+    assert frozen.ops() == [n.op_type for n in canonical.graph.node]
+    same_weight(canonical, frozen, "w_1_quantized" if ends else "w_quantized")
+    (weight,) = [t for t in thawed.graph.initializer if t.data_type == TensorProto.FLOAT and t.name != "s"]
+    assert list(weight.dims) == OPS[op][3]
