@@ -128,6 +128,50 @@ def test_square_weights_on_the_wrong_axis() -> None:
     assert check(matmul % 0, flat) == ["wrong-axis"] and check(matmul % -1, flat) == []
 
 
+@pytest.mark.parametrize(
+    ("carriers", "axis", "codes"),
+    [
+        ("v = Transpose<perm=[1,0]>(w) y = MatMul(x, v)", 0, []),
+        ("v = Transpose<perm=[1,0]>(w) y = MatMul(x, v)", 1, ["wrong-axis"]),
+        ("u = Unsqueeze(w, ends) v = Identity(u) y = Conv(x, v)", 0, []),
+        ("u = Unsqueeze(w, ends) v = Identity(u) y = Conv(x, v)", 1, ["wrong-axis"]),
+        ("u = Flatten(w) t = Transpose(u) v = Cast<to=10>(t) y = MatMul(x, v)", 0, []),
+        ("u = Flatten(w) t = Transpose(u) v = Cast<to=10>(t) y = MatMul(x, v)", -1, ["wrong-axis"]),
+        ("v = Transpose<perm=[1,0]>(w) a = MatMul(x, v) b = MatMul(x, w) y = Add(a, b)", 0, ["wrong-axis"]),
+        ("v = Reshape(w, flat) y = MatMul(x, v)", 0, []),
+        ("v = Exp(w) y = MatMul(x, v)", 0, []),
+        ("y = Gather(w, flat)", 0, []),
+        ("y = Gather(w, flat)", 1, []),
+    ],
+)
+def test_axes_behind_carriers(carriers: str, axis: int, codes: list[str]) -> None:
+    """A square weight, so that only the operator table can tell; what cannot be followed is not judged."""
+    values = {"q": np.ones((8, 8), S8), "ws": np.full(8, 0.1, "f"), "wz": np.zeros(8, S8),
+              "ends": np.array([2, 3]), "flat": np.array([4, 16])}  # fmt: skip
+    assert check(f"w = DequantizeLinear<axis={axis}>(q, ws, wz) {carriers}", values) == codes
+    # Behind carriers in front of the pair, and as float -> Q -> DQ, too.
+    before = f"t = Transpose(q) w = DequantizeLinear<axis={axis}>(t, ws, wz) {carriers}"
+    assert check(before, values) == codes
+    fake = f"i = QuantizeLinear<axis={axis}>(f, ws, wz) w = DequantizeLinear<axis={axis}>(i, ws, wz) {carriers}"
+    assert check(fake, {**values, "f": np.ones((8, 8), np.float32)}) == codes
+
+
+@pytest.mark.parametrize(
+    ("axis", "codes"), [(0, ["wrong-axis", "wrong-axis"]), (1, []), (2, ["wrong-axis", "wrong-axis"])]
+)
+def test_recurrent_weights(axis: int, codes: list[str]) -> None:
+    cube = {"q": np.ones((4, 4, 4), S8), "ws": np.full(4, 0.1, "f"), "wz": np.zeros(4, S8)}
+    assert check(f"w = DequantizeLinear<axis={axis}>(q, ws, wz) y = RNN<hidden_size=4>(x, w, w)", cube) == codes
+
+
+def test_the_note_names_both_axes() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,2] x) => (float[2,2] y)
+      <int8[2,2] q = {1,2,3,4}, float[2] s = {1,2}> {
+      w = DequantizeLinear(q, s) v = Transpose(w) y = MatMul(x, v) }"""
+    with pytest.raises(ValidationError, match=r"axis 1, which is 0 where it is read, but MatMul '' has its .* on 1"):
+        run_step(ValidateQdq(), ir.from_proto(parser.parse_model(text)), Context())
+
+
 def test_blocks() -> None:
     body = "w = DequantizeLinear<axis=0, block_size=%d>(q, ws, wz) y = MatMul(x, w)"
     good = {"q": np.ones((8, 5), S8), "ws": np.full((3, 5), 0.1, "f"), "wz": np.zeros((3, 5), S8)}
