@@ -14,18 +14,25 @@ import onnx_ir as ir
 
 from onnxq.errors import OptionError, near
 from onnxq.facts import Decision, Plan
-from onnxq.look import all_nodes
+from onnxq.layers import Layer, read_weights
+from onnxq.look import all_nodes, onnx_op
 
 FORMAT = "onnxq-plan-1"
 STATUSES = ("integer", "dynamic", "moves", "weight-only", "float")
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON-able data, in node order."""
+    """The plan as JSON-able data, in node order; ``layer`` marks the nodes that carry constant weights."""
     return {
         "format": FORMAT,
         "nodes": {
-            node.name or "": {"op": node.op_type, "status": d.status, "code": d.code, "reason": d.reason}
+            node.name or "": {
+                "op": node.op_type,
+                **({"layer": True} if _is_layer(node, d) else {}),
+                "status": d.status,
+                "code": d.code,
+                "reason": d.reason,
+            }
             for node, d in plan.decisions.items()
         },
         "activations": {value.name or "": spec.to_json() for value, spec in plan.activations.items()},
@@ -34,6 +41,14 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         },
         "shared": [[v.name for v in group] for group in plan.shared],
     }
+
+
+def _is_layer(node: ir.Node, decision: Decision) -> bool:
+    """Whether a node carries constant float weights. A Gather moves data, unless its table is quantized as weights are."""
+    if onnx_op(node, "Gather"):
+        return decision.status == "weight-only"
+    layer = read_weights(node)
+    return isinstance(layer, Layer) and layer.weight is not None
 
 
 def read_plan(file: str | Path, model: ir.Model) -> dict[ir.Node, Decision]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -29,8 +30,46 @@ Plan = Annotated[str | None, typer.Option(metavar="JSON", help="A plan file: its
 Ranges = Annotated[str | None, typer.Option(metavar="JSON", help="Calibrated ranges to use instead of samples.")]
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that were given, as parameters of a recipe; messages name them as the user did."""
+Recipe = Annotated[
+    str, typer.Option(help="Recipe: int8, a8w4, or without data w4-blocked, w8, dynamic; or a YAML file.")
+]
+Target = Annotated[str | None, typer.Option(help="Runtime to write for (onnxq targets); the recipe's own by default.")]
+BlockSize = Annotated[int | None, typer.Option(min=0, help="Weights: values that share a scale; 0 is one a channel.")]
+Symmetric = Annotated[
+    bool | None, typer.Option("--symmetric/--asymmetric", help="Weights: zero point at the middle of the type or free.")
+]
+WeightMethod = Annotated[str | None, typer.Option(help="Scales of weights: minmax, mse or hqq.")]
+OnOdd = Annotated[str | None, typer.Option(help="Layers with an odd pack axis: skip, error or pad.")]
+Form = Annotated[str | None, typer.Option(help="Weights: deploy (integers -> DQ) or fake-quant (float -> Q -> DQ).")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any parameter of the recipe (onnxq passes).")
+]
+
+
+def given(set_: Sequence[str] | None = None, *, symmetric: bool | None = None, **options: Any) -> dict[str, Any]:
+    """The options that were given, as parameters of a recipe; messages name them as the user did.
+
+    Args:
+        set_: Parameters as ``NAME=VALUE``.
+        symmetric: What ``--symmetric`` says.
+        **options: Other options by parameter name; None is one that was not given.
+
+    Raises:
+        OptionError: A parameter that is given twice.
+    """
+    from onnxq.cli._common import settings
+    from onnxq.errors import OptionError
     from onnxq.yamltree import value_of
 
-    return {name: value_of(value, f"--{name}") for name, value in options.items() if value is not None}
+    out = {}
+    if symmetric is not None:
+        out["symmetric"] = value_of("yes" if symmetric else "no", "--symmetric" if symmetric else "--asymmetric")
+    for option, value in options.items():
+        name = option.replace("_", "-")
+        if value is not None:
+            out[name] = value_of(value, f"--{name}")
+    for name, value in settings(set_, "--set").items():
+        if name in out:
+            raise OptionError(f"--set {name}: {out[name].file} says the same parameter")
+        out[name] = value
+    return out

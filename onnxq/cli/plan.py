@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from onnxq.cli._options import Activations, Dynamic, Exclude, Force, Include, Method, Search, Weights
+from onnxq.cli import _options as o
 
 
 def plan(
@@ -17,17 +17,22 @@ def plan(
     data: Annotated[
         str | None, typer.Option(metavar="SRC", help="Samples; with them, layers that suffer are found, too.")
     ] = None,
-    target: Annotated[str, typer.Option(help="Runtime to plan for (onnxq targets).")] = "ort-cpu",
-    activations: Activations = None,
-    weights: Weights = None,
-    method: Method = None,
+    recipe: o.Recipe = "int8",
+    target: o.Target = None,
+    activations: o.Activations = None,
+    weights: o.Weights = None,
+    block_size: o.BlockSize = None,
+    symmetric: o.Symmetric = None,
+    method: o.Method = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Take at most this many samples.")] = None,
     preprocessing: Annotated[str | None, typer.Option(metavar="YAML", help="How images become inputs.")] = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    force: Force = None,
-    dynamic: Dynamic = None,
-    search: Search = None,
+    exclude: o.Exclude = None,
+    include: o.Include = None,
+    force: o.Force = None,
+    dynamic: o.Dynamic = None,
+    search: o.Search = None,
+    on_odd: o.OnOdd = None,
+    set_: o.Set = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print.")] = "text",
     custom_op_library: Annotated[str | None, typer.Option(help="Shared library with kernels of custom ops.")] = None,
 ) -> None:
@@ -41,17 +46,16 @@ def plan(
 
     from onnxq import api
     from onnxq.cli import _common
-    from onnxq.cli._options import given
-    from onnxq.report.run import layer_table, plan_table, reason_tables
+    from onnxq.report.run import layer_table, plan_table, quantized_layers, reason_tables
     from onnxq.report.tables import show, stdout
 
-    parameters = given(
-        activations=activations, weights=weights, method=method, exclude=exclude, include=include, force=force,
-        dynamic=dynamic, search=search,
+    parameters = o.given(
+        set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
+        exclude=exclude, include=include, force=force, dynamic=dynamic, search=search, on_odd=on_odd,
     )  # fmt: skip
     with _common.progress() as progress:
         result = api.make_plan(
-            _common.source(model), data, target=target, parameters=parameters, samples=samples,
+            _common.source(model), data, target=target, recipe=recipe, parameters=parameters, samples=samples,
             preprocessing=preprocessing, progress=progress, custom_op_library=custom_op_library,
         )  # fmt: skip
     if out is not None:
@@ -60,7 +64,8 @@ def plan(
         print(json.dumps(result.plan, indent=2))
         return
     nodes = result.plan["nodes"]
-    parts = [plan_table(nodes), *reason_tables(nodes), layer_table(nodes)]
+    summary = Text("{} of {} layers quantized".format(*quantized_layers(nodes)))
+    parts = [plan_table(nodes), summary, *reason_tables(nodes), layer_table(nodes)]
     if data is None:
         parts.append(Text("Planned without samples: with --data, layers that suffer are found and left float, too."))
     show(stdout(), parts)

@@ -6,19 +6,7 @@ from typing import Annotated
 
 import typer
 
-from onnxq.cli._options import (
-    Activations,
-    Dynamic,
-    Exclude,
-    Force,
-    Include,
-    Method,
-    Plan,
-    Ranges,
-    Rounding,
-    Search,
-    Weights,
-)
+from onnxq.cli import _options as o
 
 
 def quantize(
@@ -30,24 +18,30 @@ def quantize(
             metavar="SRC", help="Samples: folder of .npz/.npy, images or test_data_set_*, module:function, or random."
         ),
     ] = None,
-    target: Annotated[str, typer.Option(help="Runtime to write for (onnxq targets).")] = "ort-cpu",
-    activations: Activations = None,
-    weights: Weights = None,
-    method: Method = None,
+    recipe: o.Recipe = "int8",
+    target: o.Target = None,
+    activations: o.Activations = None,
+    weights: o.Weights = None,
+    block_size: o.BlockSize = None,
+    symmetric: o.Symmetric = None,
+    weight_method: o.WeightMethod = None,
+    method: o.Method = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Take at most this many samples.")] = None,
     preprocessing: Annotated[str | None, typer.Option(metavar="YAML", help="How images become inputs.")] = None,
-    exclude: Exclude = None,
-    include: Include = None,
-    force: Force = None,
-    dynamic: Dynamic = None,
-    search: Search = None,
-    rounding: Rounding = None,
-    plan: Plan = None,
-    ranges: Ranges = None,
+    exclude: o.Exclude = None,
+    include: o.Include = None,
+    force: o.Force = None,
+    dynamic: o.Dynamic = None,
+    search: o.Search = None,
+    rounding: o.Rounding = None,
+    on_odd: o.OnOdd = None,
+    form: o.Form = None,
+    set_: o.Set = None,
+    plan: o.Plan = None,
+    ranges: o.Ranges = None,
     save_ranges: Annotated[str | None, typer.Option(metavar="JSON", help="Write the calibrated ranges.")] = None,
     save_plan: Annotated[str | None, typer.Option(metavar="JSON", help="Write the plan that was carried out.")] = None,
     report: Annotated[str | None, typer.Option(metavar="JSON", help="Write the report.")] = None,
-    recipe: Annotated[str, typer.Option(help="Recipe that does the work: int8, or dynamic (no data needed).")] = "int8",
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     custom_op_library: Annotated[str | None, typer.Option(help="Shared library with kernels of custom ops.")] = None,
 ) -> None:
@@ -64,14 +58,14 @@ def quantize(
 
     from onnxq import api
     from onnxq.cli import _common
-    from onnxq.cli._options import given
     from onnxq.report import run as report_of
     from onnxq.report.tables import human_bytes, show, stdout
 
     _common.check_out(out)
-    parameters = given(
-        activations=activations, weights=weights, method=method, exclude=exclude, include=include, force=force,
-        dynamic=dynamic, search=search, rounding=rounding, plan=plan, ranges=ranges,
+    parameters = o.given(
+        set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
+        weight_method=weight_method, exclude=exclude, include=include, force=force, dynamic=dynamic, search=search,
+        rounding=rounding, on_odd=on_odd, form=form, plan=plan, ranges=ranges,
     )  # fmt: skip
     with _common.progress() as progress:
         result = api.run(

@@ -37,6 +37,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "summary": {status: sum(n["status"] == status for n in nodes.values()) for status in STATUSES},
+        "quantized": dict(zip(("layers", "of"), quantized_layers(nodes), strict=True)),
         "reasons": [
             {"status": status, "code": code, "nodes": sum(ops.values()), "ops": dict(sorted(ops.items()))}
             for (status, code), ops in _reasons(nodes)
@@ -62,6 +63,7 @@ def parts(report: Report) -> list[RenderableType]:
     out: list[RenderableType] = []
     if nodes:
         out.append(plan_table(nodes))
+        out.append(Text("{} of {} layers quantized".format(*quantized_layers(nodes))))
         out += reason_tables(nodes)
     weights = report.tables.get("weights")
     if weights:
@@ -77,6 +79,12 @@ def parts(report: Report) -> list[RenderableType]:
         slowest = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in ordered[:5])
         out.append(Text(f"Time  {sum(steps.values()):.2f} s: {slowest}"))
     return out
+
+
+def quantized_layers(nodes: dict[str, dict[str, Any]]) -> tuple[int, int]:
+    """How many nodes with constant weights a plan stores as integers, and how many there are."""
+    layers = [node for node in nodes.values() if node.get("layer")]
+    return sum(node["status"] != "float" for node in layers), len(layers)
 
 
 def plan_table(nodes: dict[str, dict[str, Any]]) -> RenderableType:
