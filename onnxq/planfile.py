@@ -44,7 +44,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _is_layer(node: ir.Node, decision: Decision) -> bool:
-    """Whether a node carries constant float weights. A Gather moves data, unless its table is quantized as weights are."""
+    """Whether a node carries constant float weights; a Gather does where its table is quantized as weights are."""
     if onnx_op(node, "Gather"):
         return decision.status == "weight-only"
     layer = read_weights(node)
