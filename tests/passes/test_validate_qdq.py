@@ -150,7 +150,7 @@ def test_axes_behind_carriers(carriers: str, axis: int, codes: list[str]) -> Non
               "ends": np.array([2, 3]), "flat": np.array([4, 16])}  # fmt: skip
     assert check(f"w = DequantizeLinear<axis={axis}>(q, ws, wz) {carriers}", values) == codes
     # Behind carriers in front of the pair, and as float -> Q -> DQ, too.
-    before = f"t = Transpose(q) w = DequantizeLinear<axis={axis}>(t, ws, wz) {carriers}"
+    before = f"k = Transpose(q) w = DequantizeLinear<axis={axis}>(k, ws, wz) {carriers}"
     assert check(before, values) == codes
     fake = f"i = QuantizeLinear<axis={axis}>(f, ws, wz) w = DequantizeLinear<axis={axis}>(i, ws, wz) {carriers}"
     assert check(fake, {**values, "f": np.ones((8, 8), np.float32)}) == codes
