@@ -185,6 +185,34 @@ def test_shared_bias_of_two_layers(quantized: Callable[..., Any], close: Callabl
     assert sum(k.startswith("b_quantized") for k in made.initializers()) == 2
 
 
+@pytest.mark.parametrize("group", [2, 4])
+def test_groups_that_share_a_scale(group: int, quantized: Callable[..., Any], run_model: Callable[..., Any]) -> None:
+    """Groups of a ConvTranspose share the scales of axis 1: the largest of their biases decides, each keeps its own."""
+    rng = np.random.default_rng(6)
+    w = rng.standard_normal((8, 3, 2, 2)).astype(np.float32)
+    w[:, 1] *= 1e-9
+    bias = rng.uniform(0.5, 1, 3 * group).astype(np.float32)
+    bias[1] = 40.0  # channel 1 of group 0
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1,8,5,5] x) => (float[a,b,c,d] y) {{
+      y = ConvTranspose<group={group}, strides=[2,2]>(x, w, b) }}"""
+    made = quantized(text, {"w": w, "b": bias}, force=["op:ConvTranspose"])
+    stored, s_b = bias_of(made)
+    s_w = made.initializers()["w_scale"]
+    assert s_w.shape == (3,) and s_b.shape == stored.shape == (3 * group,)
+    np.testing.assert_array_equal(s_b, (float(made.initializers()["x_scale"]) * np.tile(s_w, group)).astype(np.float32))
+    assert np.abs(stored.astype(np.int64)).max() < 2**31 - 1
+    assert (np.abs(stored * s_b.astype(np.float64) - bias) <= s_b / 2 * (1 + 1e-6)).all()
+    (note,) = made.ctx.report.of("raised-weight-scale")
+    assert note.numbers["channels"] == [1]
+    (shared,) = made.ctx.report.of("group-shared-scale")
+    assert shared.numbers == {"scales": 3, "groups": group}
+    for true in (False, True):
+        (exact,), (got,) = (run_model(m, made.feeds[0], true=true) for m in (made.float_proto, made.proto))
+        for c in range(3 * group):
+            step = float(made.initializers()["y_scale"]) if "y_scale" in made.initializers() else 0.0
+            assert np.abs(exact[:, c] - got[:, c]).max() <= step / 2 + 0.02 * np.abs(exact[:, c]).max()
+
+
 # -- channels without weights ------------------------------------------------------------------------------------------
 
 
