@@ -15,12 +15,9 @@ import onnx_ir as ir
 
 from onnxq.edit import Namer, add_initializer, copy_metadata, replace_uses
 from onnxq.look import Array, attr_int, dims_of
+from onnxq.nbits import Refused
 from onnxq.numerics.spec import Blocked, Encoding, PerTensor
 from onnxq.weights import as_tensor
-
-
-class Refused(Exception):
-    """The table cannot be dequantized behind its look-up; the text says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,13 +145,29 @@ def dequantize_behind(node: ir.Node, table: Table, namer: Namer, pass_name: str)
     for each in (*before, dq):
         copy_metadata(each, node, pass_name)
     graph.insert_before(node, before)
-    graph.insert_after(node, dq)
-    is_output = out.is_graph_output()
-    replace_uses(out, new, namer)
-    dq.replace_input_with(0, out)
-    if not is_output and out.name:
-        out.name, new.name = namer(f"{out.name}_quantized"), out.name
+    insert_behind(node, dq, namer, f"{out.name}_quantized")
     out.type = table.integers.type
+
+
+def insert_behind(node: ir.Node, new: ir.Node, namer: Namer, rest: str) -> None:
+    """Put ``new``, which reads the output of ``node``, behind it: everybody else reads what it makes.
+
+    Args:
+        node: A node with one output.
+        new: The node to insert; its output takes the name of that output over.
+        namer: Gives names.
+        rest: The name that is left for the output of ``node``.
+    """
+    graph, out, made = node.graph, node.outputs[0], new.outputs[0]
+    assert isinstance(graph, ir.Graph)
+    read = [i for i, value in enumerate(new.inputs) if value is out]
+    graph.insert_after(node, new)
+    is_output = out.is_graph_output()
+    replace_uses(out, made, namer)
+    for index in read:
+        new.replace_input_with(index, out)
+    if not is_output and out.name:
+        out.name, made.name = namer(rest), out.name
 
 
 def _look_up(node: ir.Node, table: Table, along: int, namer: Namer) -> tuple[list[ir.Value], list[ir.Node]]:
