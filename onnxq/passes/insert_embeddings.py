@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnxq.edit import PASS_KEY, Namer, graph_of, remove_dead
 from onnxq.facts import Edge, Encodings, Fact, Plan
 from onnxq.look import onnx_op
-from onnxq.lookups import Refused, Table, add_table, dequantize_behind, looked_up
+from onnxq.lookups import Table, add_table, dequantize_behind, looked_up
+from onnxq.nbits import Refused
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.weights import quantized_weight, weight_tensor
