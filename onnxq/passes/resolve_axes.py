@@ -31,7 +31,7 @@ class ResolveAxes(Pass):
     that is not as asked is noted: weights of one dimension and uses without an output-channel axis are per tensor
     (unless the plan names an axis); blocks over several axes, or as long as the axis, are per channel; the groups of
     a ConvTranspose share their scales. An LSTM, GRU or RNN of two directions has one scale for each direction and gate
-    row, as blocks that are a whole row long (opset 21; before, both directions share).
+    row, as blocks that are a whole row long; where opset (below 21) or target have no blocks, both directions share.
 
     Attributes:
         gather: One scale for each row that a Gather looks up, or for each column of its table.
@@ -59,7 +59,8 @@ class ResolveAxes(Pass):
         plan = ctx.get(Plan)
         if self.short_block == "skip":
             plan = self._without_short_blocks(plan, model, ctx)
-        blocks = model.opset_imports.get("", 0) >= BLOCKS_SINCE
+        goal = ctx.maybe(Goal)
+        blocks = model.opset_imports.get("", 0) >= BLOCKS_SINCE and (goal is None or goal.target.weights.blocked)
         axes = Axes()
         for edge, spec in plan.weights.items():
             axes.of[edge] = _Use(edge, ctx, self, blocks).resolve(spec.granularity)
@@ -167,7 +168,7 @@ class _Use:
         if onnx_op(node, *ops.RECURRENT) and self.dims[0] > 1:
             if self.blocks and len(self.dims) == 3:
                 return Blocked(self.dims[2], 2)
-            self._note("shared-directions", "has one scale a gate row for both directions (below opset 21)")
+            self._note("shared-directions", "has one scale a gate row for both directions: no blocks here")
         groups = ops.scale_tiles(node)
         if groups > 1:
             why = (

@@ -79,7 +79,13 @@ def test_no_channel_axis() -> None:
 
 
 def by_hand(
-    body: str, shape: tuple[int, ...], wish: Granularity, opset: int = 21, index: int = 1, **options: Any
+    body: str,
+    shape: tuple[int, ...],
+    wish: Granularity,
+    opset: int = 21,
+    index: int = 1,
+    target: str = "",
+    **options: Any,
 ) -> tuple[Granularity, Context]:
     """The first weight of the last node under a plan that no planner made."""
     text = f'<ir_version: 10, opset_import: ["" : {opset}]> g (float[6,16] x, int64[3] i) => (float y) {{ {body} }}'
@@ -88,7 +94,7 @@ def by_hand(
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), name))
     model, ctx = ir.from_proto(proto), Context()
     edge = Edge(model.graph[-1], index)
-    ctx.put(Plan(Wishes(UINT8, INT8), weights={edge: INT8.at(wish)}))
+    ctx.put(Plan(Wishes(UINT8, INT8), weights={edge: INT8.at(wish)}), *([Goal(load_target(target))] if target else []))
     run_step(ResolveAxes(**options), model, ctx)
     return ctx.get(Axes).of[edge], ctx
 
@@ -137,8 +143,14 @@ def test_adjusted_and_noted() -> None:
     (note,) = ctx.report.of("group-shared-scale")
     assert found == PerAxis(1) and note.numbers == {"scales": 3, "groups": 4}
     assert "has 3 scales for 12 channels: its 4 groups share them" in note.message
-    found, ctx = by_hand("y = LSTM<hidden_size=4>(x, k, r)", (2, 16, 8), PerAxis(), opset=17)
+
+
+@pytest.mark.parametrize(("opset", "target"), [(17, ""), (17, "ort-cpu"), (21, "ascend")])
+def test_directions_share_where_blocks_do_not_exist(opset: int, target: str) -> None:
+    body = "y = LSTM<hidden_size=4>(x, k, r)"
+    found, ctx = by_hand(body, (2, 16, 8), PerAxis(), opset=opset, target=target)
     assert found == PerAxis(1) and ctx.report.of("shared-directions")
+    assert by_hand(body, (2, 16, 8), PerAxis(), target="ort-cpu")[0] == Blocked(8, 2)
 
 
 @pytest.mark.parametrize(
