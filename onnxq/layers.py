@@ -121,6 +121,7 @@ def read_weights(node: ir.Node) -> Layer | str:
         Edge(node, i)
         for i, value in enumerate(node.inputs)
         if value is not None and i != row.bias and (weight is None or i != weight.index)
+        if value.dtype is None or is_float(value)  # no masks and lengths
     )
     return Layer(node, data, weight, None, node.outputs[0], ())
 

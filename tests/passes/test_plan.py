@@ -185,6 +185,18 @@ def test_force(group: int, quantized: Callable[..., Any], close: Callable[..., N
     close(made)
 
 
+def test_force_of_a_layer_with_a_mask(quantized: Callable[..., Any], close: Callable[..., None]) -> None:
+    """Only what holds floats becomes integers: the mask of an Attention stays what it is."""
+    signature = "(float[2,5,16] x, int32[2] m) => (float[a,b,c] y)"
+    body = "y = com.microsoft.Attention<num_heads=2>(x, w, b, m)"
+    text = build(signature, body, {"w": w(16, 48), "b": w(48)}, imports=', "com.microsoft" : 1')
+    feeds = [{"x": w(2, 5, 16), "m": np.array([5, 3], np.int32)} for _ in range(3)]
+    made = quantized(text, force=["op:com.microsoft:Attention"], feeds=feeds)
+    assert made.status("n0") == "integer/layer" and made.maker("x_quantized").op_type == "QuantizeLinear"
+    assert made.initializers()["w_scale"].shape == made.initializers()["b_scale"].shape == (48,)
+    close(made)
+
+
 def test_force_that_cannot_be_met() -> None:
     body = "e = Exp(x) y = Conv(e, k)"
     made, ctx, _ = plan(build("(float[1,4,8,8] x, float[8,4,3,3] k) => (float[a,b,c,d] y)", body, {}), force=("*",))
