@@ -19,6 +19,8 @@ from onnxq.passbase import Context, Pass
 from onnxq.passes.guard_bias import channel_bias
 from onnxq.weights import Array, as_tensor, onnx_dtype, quantized_bias, quantized_weight
 
+_Owner = ir.Graph | ir.Node
+
 
 @dataclass(frozen=True, kw_only=True)
 class InsertQdq(Pass):
@@ -58,9 +60,9 @@ class InsertQdq(Pass):
             status = plan.decisions[edge.node].status
             if status != "dynamic":
                 writer.weight(edge, encoding, copies and status == "weight-only")
-        for edge, bytes_ in writer.copied.items():
-            why = f"'{edge.value.name}' has several readers: one integer copy each, or the runtime fuses none"
-            ctx.note("weight-copied", edge.node, why, bytes=bytes_)
+        for edge, size in writer.copied.items():
+            why = f"'{edge.value.name}' has several readers: integers of its own for each, or the runtime fuses none"
+            ctx.note("weight-copied", edge.node, why, bytes=size)
         for edge, bias in biases.items():
             if edge in encodings.biases:
                 writer.bias(edge, encodings.biases[edge], bias)
@@ -147,9 +149,10 @@ class _Writer:
     zero_points: bool = True
     pairs: int = 0
     copied: dict[Edge, int] = field(default_factory=dict)
-    _params: dict[tuple[int, ir.Graph], tuple[ir.Value, ir.Value]] = field(default_factory=dict)
-    _copies: dict[tuple[ir.Value, int], ir.Value] = field(default_factory=dict)
-    _dequantized: dict[tuple[ir.Value, int, int], ir.Value] = field(default_factory=dict)
+    _params: dict[tuple[int, _Owner], tuple[ir.Value, ir.Value]] = field(default_factory=dict)
+    _copies: dict[tuple[ir.Value, int, _Owner], ir.Value] = field(default_factory=dict)
+    _stored: set[tuple[ir.Value, int]] = field(default_factory=set)
+    _dequantized: dict[tuple[ir.Value, int, _Owner], ir.Value] = field(default_factory=dict)
     _keep: list[Encoding] = field(default_factory=list)  # ids above stay unique while these live
 
     def activation(
@@ -159,7 +162,7 @@ class _Writer:
         if not readers and not is_output:
             return
         graph, base = graph_of(value), value.name or "value"
-        scale, zero = self._parameters(graph, base, encoding)
+        scale, zero = self._parameters(graph, base, encoding, graph)
         q = self._node("QuantizeLinear", [value, scale, zero], f"{base}_QuantizeLinear", f"{base}_quantized", encoding)
         q.outputs[0].dtype = onnx_dtype(encoding.spec.qtype)
         dq = self._dequantize(q.outputs[0], scale, zero, base, encoding, value)
@@ -208,28 +211,30 @@ class _Writer:
     def _use(self, edge: Edge, encoding: Encoding, value: ir.Value, data: ir.TensorProtocol, alone: bool) -> None:
         reader = edge.node.graph
         assert isinstance(reader, ir.Graph)
-        key = (value, id(encoding), id(edge.node if alone else reader))
+        owner: _Owner = edge.node if alone else reader
+        key = (value, id(encoding), owner)
         if key not in self._dequantized:
             self._keep.append(encoding)
             _check_scales(edge, encoding, data)
             base = value.name or "weight"
             home = graph_of(value)
-            copy = self._copies.get(key[:2])
-            if copy is not None and alone:
-                self.copied[edge] = nbytes(data)
-                copy = None
-            if copy is None:
-                copy = self._copies[key[:2]] = add_initializer(home, f"{base}_quantized", data, self.namer)
-            scale, zero = self._parameters(home, base, encoding)
+            known = (value, id(encoding), edge.node if alone else home)
+            if known[:2] in self._stored and known not in self._copies:
+                self.copied[edge] = nbytes(data) + encoding.scale.nbytes
+            self._stored.add(known[:2])
+            if known not in self._copies:
+                self._copies[known] = add_initializer(home, f"{base}_quantized", data, self.namer)
+            scale, zero = self._parameters(home, base, encoding, edge.node if alone else home)
             plain = not self.zero_points and encoding.spec.symmetric and not encoding.zero_point.any()
-            dq = self._dequantize(copy, scale, None if plain else zero, base, encoding, value)
+            dq = self._dequantize(self._copies[known], scale, None if plain else zero, base, encoding, value)
             reader.insert_before(edge.node, dq)
             self._dequantized[key] = dq.outputs[0]
             self.pairs += 1
         edge.node.replace_input_with(edge.index, self._dequantized[key])
 
-    def _parameters(self, graph: ir.Graph, base: str, encoding: Encoding) -> tuple[ir.Value, ir.Value]:
-        key = (id(encoding), graph)
+    def _parameters(self, graph: ir.Graph, base: str, encoding: Encoding, owner: _Owner) -> tuple[ir.Value, ir.Value]:
+        """Scale and zero point, once for each owner: a graph, or a node that shares with nobody."""
+        key = (id(encoding), owner)
         if key not in self._params:
             self._keep.append(encoding)
             self._params[key] = (

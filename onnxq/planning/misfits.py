@@ -22,6 +22,8 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
         return wishes.banned[node]
     if _computes_on_integers(node):
         return Decision("integer", "already-quantized", "works on integers already")
+    if wishes.weight_only and ops.info(node) is None and not bodies(node):
+        return Decision("float", "no-weight", f"{node.op_type} carries no weights")
     rule = target.integer_ops.get(node.op_type) if node.domain == "" else None
     forms = ("weight-only",) if wishes.weight_only else ("static", "dynamic")
     if node in wishes.forced and ops.info(node) is not None and not (rule and set(forms) & set(rule.forms)):
