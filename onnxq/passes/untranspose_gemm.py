@@ -31,6 +31,7 @@ class UntransposeGemm(Pass):
     Attributes:
         when: ``target`` asks the target (``gemm-trans-b: false``) and does nothing without one; ``always``; ``never``.
         target: Name of a target or path of a target file; used when the caller names none.
+        quantized_only: Leave float weights as they are.
     """
 
     name: ClassVar[str] = "untranspose-gemm"
@@ -38,6 +39,7 @@ class UntransposeGemm(Pass):
 
     when: Literal["target", "always", "never"] = "target"
     target: str = ""
+    quantized_only: bool = False
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Rewrite every Gemm with a constant, transposed B; one note says how many."""
@@ -47,6 +49,9 @@ class UntransposeGemm(Pass):
         flipped, count = _Flipped(Namer(model)), 0
         for node in [n for graph in nested_graphs(model.graph) for n in graph if onnx_op(n, "Gemm")]:
             if not attr_int(node, "transB", 0):
+                continue
+            maker = node.inputs[1].producer() if node.inputs[1] is not None else None
+            if self.quantized_only and not is_q(maker, DEQUANTIZE):
                 continue
             new = flipped.of(node.inputs[1])
             if new is None:
