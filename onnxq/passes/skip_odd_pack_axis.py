@@ -143,7 +143,7 @@ def check_layer(
     axis = pack_axis_of(op_type, len(shape), pack_axis, trans_b=transposed)
     if axis is not None and shape[axis] % per_byte:
         name = op_type if isinstance(op, str) else f"{op.name} ({op_type})"
-        raise OptionError(f"{name}: a {qtype} weight {_why(shape, axis, per_byte)}")
+        raise OptionError(f"{name}: {qtype} weight {_why(shape, axis, per_byte)}")
 
 
 def pack_axis_of(op_type: str, rank: int, rule: PackAxis, *, trans_b: bool = False) -> int | None:
