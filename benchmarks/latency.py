@@ -11,21 +11,24 @@ from benchmarks.tasks.base import Feed, session
 ROUNDS, SECONDS = 60, 12.0
 
 
-def latency(models: Sequence[Path], feeds: Sequence[Feed], threads: int) -> list[float]:
+def latency(
+    models: Sequence[Path], feeds: Sequence[Feed], threads: int, rounds: int = ROUNDS, seconds: float = SECONDS
+) -> list[float]:
     """Milliseconds a sample for each model, mean over ``feeds``.
 
     A round runs each feed through each model in turn; the smallest time of each (model, feed) counts, since everything
-    that disturbs a run makes it longer. Stops after `ROUNDS` rounds or `SECONDS` seconds, whichever is first.
+    that disturbs a run makes it longer. Stops after ``rounds`` rounds, or after ``seconds`` seconds and
+    five rounds, whichever is first.
     """
     sessions = [session(model, threads) for model in models]
     best = [[float("inf")] * len(feeds) for _ in models]
     start = time.perf_counter()
-    for done in range(ROUNDS):
+    for done in range(rounds):
         for i, feed in enumerate(feeds):
             for j, run in enumerate(sessions):
                 before = time.perf_counter()
                 run.run(None, feed)
                 best[j][i] = min(best[j][i], time.perf_counter() - before)
-        if done >= 4 and time.perf_counter() - start > SECONDS:
+        if done >= 4 and time.perf_counter() - start > seconds:
             break
     return [1e3 * sum(times) / len(times) for times in best]
