@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from onnxq import api
 from onnxq.context import Context
 from onnxq.errors import OnnxqError, OptionError
 from onnxq.facts import Goal, Plan, Skips
@@ -19,6 +20,7 @@ from onnxq.passbase import run_step
 from onnxq.passes.plan import MakePlan
 from onnxq.passes.skip_odd_pack_axis import SkipOddPackAxis, check_layer
 from onnxq.passes.untranspose_gemm import UntransposeGemm
+from onnxq.report.run import to_text
 from onnxq.targets import load_target
 
 RNG = np.random.default_rng(6)
@@ -225,3 +227,44 @@ def test_single_node() -> None:
     with pytest.raises(ValueError, match=r"fc \(Gemm\): int4 weight of shape \[5, 6\] is 5 long on pack axis 0"):
         check_layer(node, (5, 6))
     check_layer(node, (6, 5))
+
+
+def recipe_model(length: int) -> onnx.ModelProto:
+    """Conv, depthwise Conv, Gemm with transB=1 and MatMul, all of them ``length`` long on their pack axis."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[1,4,8,8] x) => (float[1,o] y) <int64[2] ax = {2, 3}> {
+      a = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(a) c = Conv<group=6>(r, d) s = ReduceMean<keepdims=0>(c, ax)
+      e = Gemm<transB=1>(s, g, h) f = Relu(e) y = MatMul(f, m) }"""
+    proto = onnx.parser.parse_model(text)
+    shapes = {"w": (6, 4, 3, length), "b": (6,), "d": (6, 1, 3, length), "g": (length, 6), "h": (length,)}
+    for name, shape in {**shapes, "m": (length, length)}.items():
+        array = (RNG.standard_normal(shape) * 0.3).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    return proto
+
+
+def test_recipe_leaves_an_odd_model_alone() -> None:
+    """Every weight keeps its bytes, each layer has one note, and the report says so."""
+    proto = recipe_model(5)
+    data = [{"x": RNG.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(2)]
+    result = api.quantize(proto, data, recipe="a8w4", target="ascend")
+    assert [n.op_type for n in result.model.graph.node] == [n.op_type for n in proto.graph.node]
+    wanted = {t.name: t.SerializeToString() for t in proto.graph.initializer}
+    assert {t.name: t.SerializeToString() for t in result.model.graph.initializer} == wanted
+    notes = result.report.of("odd-pack-axis")
+    assert sorted(n.place.op_type for n in notes) == ["Conv", "Conv", "Gemm", "MatMul"]
+    assert "0 of 4 layers quantized" in to_text(result.report)
+
+
+@pytest.mark.parametrize(("length", "on_odd"), [(5, "pad"), (4, "skip"), (4, "error")])
+def test_recipe_quantizes_what_fits(length: int, on_odd: str, run_model: Callable[..., list[Any]]) -> None:
+    proto = recipe_model(length)
+    data = [{"x": RNG.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(4)]
+    result = api.run("a8w4", proto, data, parameters={"on-odd": on_odd})
+    assert "4 of 4 layers quantized" in to_text(result.report)
+    four = [t for t in result.model.graph.initializer if t.data_type == onnx.TensorProto.INT4]
+    assert len(four) == 4 and all(t.dims[-1] % 2 == 0 for t in four)
+    wanted = run_model(proto, data[0])[0]
+    for true in (False, True):
+        got = run_model(result.model, data[0], true=true)[0]
+        assert got.shape == wanted.shape
+        assert np.dot(got[0], wanted[0]) / np.linalg.norm(got) / np.linalg.norm(wanted) > 0.9
