@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type bench accuracy docs dist venv clean
+.PHONY: help demo test cover lint type bench accuracy docs dist venv clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: $(READY)  ## quantize a real model and print float beside INT8
 
 test: $(READY)  ## run the unit suite
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+cover: $(READY)  ## run the unit suite and fail where less than 90 % of onnxq is covered
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-fail-under=90 $(ARGS)
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .

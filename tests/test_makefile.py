@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ("help", "venv", "demo", "test", "lint", "type", "bench", "docs", "dist", "clean")
+TARGETS = ("help", "venv", "demo", "test", "cover", "lint", "type", "bench", "docs", "dist", "clean")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="this machine has no make")
 
@@ -41,6 +41,11 @@ def test_tests_set_themselves_up_once(tmp_path: Path) -> None:
     changed = (ROOT / "pyproject.toml").stat().st_mtime - 10
     os.utime(ready, (changed, changed))
     assert "pip install" in make("-n", "test", f"VENV={tmp_path}/env").stdout
+
+
+def test_cover_runs_what_test_runs_and_has_a_floor() -> None:
+    suite, covered = (make("-n", target).stdout.splitlines()[-1].rstrip() for target in ("test", "cover"))
+    assert covered == f"{suite} --cov --cov-fail-under=90"
 
 
 def test_an_old_python_is_named(tmp_path: Path) -> None:
