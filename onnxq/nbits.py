@@ -95,7 +95,7 @@ def unpacked(node: ir.Node) -> tuple[QType, ir.TensorProtocol, ir.TensorProtocol
         raise Refused("g_idx orders its rows")
     if zero is not None and zero.dtype not in (None, ir.DataType.UINT8):
         raise Refused("its zero points are no integers")
-    if bits not in (2, 4, 8) or size < 1:
+    if bits not in (2, 4, 8) or size < SMALLEST_BLOCK or size & (size - 1):
         raise Refused(f"{bits} bits in blocks of {size}")
     blocks = -(-rows // size)
     shape = (blocks, columns) if blocks > 1 else (columns,)

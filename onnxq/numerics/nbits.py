@@ -13,7 +13,7 @@ import numpy as np
 from onnxq.numerics.spec import QType
 from onnxq.numerics.tiles import Array
 
-_CHUNK = 1 << 22  # values turned at a time: copies stay small beside the weight
+_BYTES = 64  # of a column, turned at a time: what is read and written stays in the cache
 
 
 def unsigned(values: Array, qtype: QType) -> Array:
@@ -55,24 +55,29 @@ def unpack(packed: Array, bits: int, count: int) -> Array:
 
 def to_blocks(weight: Array, qtype: QType, size: int) -> Array:
     """A weight [K, N] of ``qtype`` as blocks of ``size`` rows: uint8 [N, ceil(K / size), size * bits / 8]."""
-    rows, columns = weight.shape
-    blocks = -(-rows // size)
-    out = np.empty((columns, blocks * (size * qtype.bits // 8)), np.uint8)
-    step = max(1, _CHUNK // max(rows, 1))
-    for start in range(0, columns, step):
-        part = weight[:, start : start + step]
-        turned = np.zeros((part.shape[1], blocks * size), np.uint8)
-        turned[:, :rows] = unsigned(part, qtype).T
-        out[start : start + step] = pack(turned, qtype.bits)
-    return out.reshape(columns, blocks, size * qtype.bits // 8)
+    (rows, columns), bits = weight.shape, qtype.bits
+    blocks, per = -(-rows // size), 8 // bits
+    out = np.zeros((columns, blocks * (size // per)), np.uint8)
+    for start in range(0, rows, _BYTES * per):
+        part = unsigned(weight[start : start + _BYTES * per], qtype)
+        packed = np.zeros((-(-len(part) // per), columns), np.uint8)
+        for i in range(per):
+            values = part[i::per]
+            packed[: len(values)] |= values << np.uint8(i * bits)
+        out[:, start // per : start // per + len(packed)] = packed.T
+    return out.reshape(columns, blocks, size // per)
 
 
 def from_blocks(blocks: Array, bits: int, rows: int) -> Array:
     """Inverse of `to_blocks`: unsigned integers as uint8 [``rows``, N]."""
-    columns = blocks.shape[0]
+    columns, per = blocks.shape[0], 8 // bits
     flat = blocks.reshape(columns, -1)
     out = np.empty((rows, columns), np.uint8)
-    step = max(1, _CHUNK // max(rows, 1))
-    for start in range(0, columns, step):
-        out[:, start : start + step] = unpack(flat[start : start + step], bits, rows).T
+    for start in range(0, rows, _BYTES * per):
+        part = out[start : start + _BYTES * per]
+        packed = np.ascontiguousarray(flat[:, start // per : start // per + _BYTES].T)
+        for i in range(per):
+            values = part[i::per]
+            np.right_shift(packed[: len(values)], np.uint8(i * bits), out=values)
+        part &= np.uint8((1 << bits) - 1)
     return out
