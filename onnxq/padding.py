@@ -127,22 +127,20 @@ class Widener:
         shape = bias.shape.numpy() if bias is not None else ()
         if layer.bias is not None and shape and shape[-1] == length > 1:  # one number serves all columns
             self._constant(layer.bias, len(shape) - 1, growth.extra)
-        tail, graph = layer.tail, graph_of(layer.tail)
+        tail, graph, narrow = layer.tail, graph_of(layer.tail), layer.tail.shape
         last = tail.producer()
         assert last is not None
         numbers = [("starts", [0]), ("ends", [length]), ("axes", [-1])]
         bounds = [self._indexes(graph, f"{tail.name}_{name}", list_) for name, list_ in numbers]
         cut = self._node("Slice", [tail, *bounds], f"{tail.name}_narrow", layer.node)
         new = cut.outputs[0]
-        new.type, new.shape = tail.type, tail.shape
         for made in dict.fromkeys((layer.node.outputs[0], *(node.outputs[0] for node in layer.body))):
             made.shape = _grown(made, -1, growth.extra)
-        narrow = new.shape
         graph.insert_after(last, cut)
         is_output = tail.is_graph_output()
         replace_uses(tail, new, self.namer)
         cut.replace_input_with(0, tail)
-        new.shape = narrow
+        new.type, new.shape = tail.type, narrow
         if not is_output:
             tail.name, new.name = new.name, tail.name
 

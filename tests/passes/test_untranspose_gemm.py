@@ -17,7 +17,7 @@ from onnxq.context import Context
 from onnxq.facts import Goal
 from onnxq.passbase import run_step
 from onnxq.passes.thaw import Thaw
-from onnxq.passes.untranspose_gemm import UntransposeGemm
+from onnxq.passes.untranspose_gemm import UntransposeGemm, transposed
 from onnxq.targets import load_target
 
 ALWAYS = UntransposeGemm(when="always")
@@ -174,3 +174,10 @@ def test_target_decides(options: dict[str, Any], trans_b: bool | None, changed: 
     if trans_b is not None:
         ctx.put(Goal(replace(load_target("onnx"), gemm_trans_b=trans_b)))
     assert run_step(UntransposeGemm(**options), graph, ctx) is changed
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 5), (128, 2), (300, 7)])
+def test_strips(shape: tuple[int, int]) -> None:
+    matrix = RNG.integers(-8, 8, shape).astype(ml_dtypes.int4)
+    np.testing.assert_array_equal(transposed(matrix), matrix.T)
+    assert transposed(matrix).flags.c_contiguous
