@@ -256,6 +256,15 @@ STAYS: dict[str, tuple[Callable[[], Layer], str]] = {
         lambda: Layer(form=16, shape=(32, 32), attributes="<axis=1, block_size=16>"),
         "blocks run along the output channels",
     ),
+    "other-type": (
+        lambda: Layer(form="channel", attributes="<axis=1, output_dtype=10>"),
+        "it dequantizes to another type than its scale's",
+    ),
+    "unfit": (
+        lambda: Layer(form=16, attributes="<axis=0, block_size=32>"),
+        "scales [4, 24] do not fit blocks of 32 rows of [64, 24]",
+    ),
+    "empty": (lambda: Layer(form="channel", shape=(0, 24)), "the weight is empty"),
     "left": (lambda: Layer(shape=(64, 64), body="y = MatMul(w, x)"), "the weight is the left operand"),
     "transposed": (lambda: Layer(shape=(64, 64), body="y = Gemm<transB=1>(x, w)"), "it transposes an operand"),
     "factors": (lambda: Layer(body="y = Gemm<alpha=0.5>(x, w)"), "it has factors"),
