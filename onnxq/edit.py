@@ -1,7 +1,8 @@
-"""Graph edits over `onnx_ir` that every pass shares: fresh names, initializers, rewiring, dead code.
+"""Graph edits over `onnx_ir` that every pass shares: fresh names, initializers, rewiring.
 
 All of them cost what they touch: nothing here scans the model per call, except the functions that take a model.
-The read-only half is `onnxq.look`; its names are available here, too.
+The read-only half is `onnxq.look`, and what nothing reads goes away in `onnxq.dead`; their names are available here,
+too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
+from onnxq.dead import detach, remove_dead
 from onnxq.facts import Edge
 from onnxq.look import (
     Array,
@@ -265,41 +267,3 @@ def copy_metadata(new: ir.Node, old: ir.Node | Iterable[ir.Node], pass_name: str
             new.metadata_props.setdefault(key, text)
         new.doc_string = new.doc_string or node.doc_string
     new.metadata_props[PASS_KEY] = pass_name
-
-
-def detach(node: ir.Node) -> None:
-    """Take away every use a node makes, also those by nodes in its bodies."""
-    for index in range(len(node.inputs)):
-        node.replace_input_with(index, None)
-    for body in bodies(node):
-        for inner in body:
-            detach(inner)
-
-
-def remove_dead(model: ir.Model) -> int:
-    """Remove nodes whose outputs nobody reads, and unused initializers that are not graph inputs, in all scopes.
-
-    Returns:
-        How many nodes and initializers went.
-    """
-    roots = [model.graph, *(f.graph for f in model.functions.values())]
-    count = sum(_remove_dead_nodes(graph) for graph in roots)
-    for graph in all_graphs(model):
-        for name, value in tuple(graph.initializers.items()):
-            if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
-                del graph.initializers[name]
-                count += 1
-    return count
-
-
-def _remove_dead_nodes(graph: ir.Graph) -> int:
-    dead = []
-    count = 0
-    for node in reversed(graph):
-        if any(v.uses() or v.is_graph_output() for v in node.outputs):
-            count += sum(_remove_dead_nodes(body) for body in bodies(node))
-        elif node.outputs:
-            detach(node)
-            dead.append(node)
-    graph.remove(dead)
-    return count + len(dead)

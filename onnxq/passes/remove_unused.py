@@ -1,4 +1,4 @@
-"""remove-unused: nodes, initializers and opset imports that nothing needs."""
+"""remove-unused: nodes, outputs, initializers and opset imports that nothing needs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import onnx_ir as ir
+from onnx import defs
 
-from onnxq.edit import all_graphs, remove_dead
+from onnxq import opsets
+from onnxq.edit import all_graphs, nested_graphs, remove_dead
 from onnxq.passbase import Context, Pass
+
+# The number of outputs is the mode of a BatchNormalization, and onnxruntime's Attention (1.32) fails where a past key
+# comes in and no present key goes out.
+_OUTPUTS_MATTER = ("BatchNormalization", "Attention")
+_OPTIONAL = defs.OpSchema.FormalParameterOption.Optional
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveUnused(Pass):
     """Node whose outputs nobody reads, initializer nobody reads, import of a domain no node belongs to -> nothing.
+
+    A node that stays loses its last outputs if nobody reads them and its operator may go without them: the indices of
+    a MaxPool, the mask of a Dropout. BatchNormalization and Attention keep theirs.
 
     Works in all scopes and in local functions. Graph inputs and outputs stay, and so does the import of the standard
     domain.
@@ -22,14 +32,46 @@ class RemoveUnused(Pass):
     name: ClassVar[str] = "remove-unused"
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Remove; one note says how much."""
+        """Remove; one note says how much, one that outputs went, one which imports."""
         count = remove_dead(model)
         if count:
             ctx.note("unused-removed", None, f"{count} unused nodes and initializers removed", count=count)
+        outputs = _trim_outputs(model)
+        if outputs:
+            ctx.note("outputs-removed", None, f"{outputs} unused optional outputs removed", count=outputs)
         used = {node.domain for graph in all_graphs(model) for node in graph} | {"", "ai.onnx"}
         unused = sorted(set(model.opset_imports) - used)
         for domain in unused:
             del model.opset_imports[domain]
         if unused:
             ctx.note("imports-removed", None, f"no node belongs to the domains {', '.join(unused)}")
-        return bool(count or unused)
+        return bool(count or outputs or unused)
+
+
+def _trim_outputs(model: ir.Model) -> int:
+    """Take away unused outputs at the end of nodes; returns how many went."""
+    count = 0
+    parts = [(model.graph, model.opset_imports), *((f.graph, f.opset_imports) for f in model.functions.values())]
+    for root, imports in parts:
+        opset = imports.get("", 0)
+        for graph in nested_graphs(root):
+            for node in graph:
+                if len(node.outputs) < 2 or node.domain != "" or node.op_type in _OUTPUTS_MATTER:
+                    continue
+                size = _needed(node, opsets.schema(node.op_type, opset))
+                count += len(node.outputs) - size
+                node.resize_outputs(size)
+    return count
+
+
+def _needed(node: ir.Node, schema: defs.OpSchema | None) -> int:
+    """How many of a node's outputs must stay."""
+    size = len(node.outputs)
+    if schema is None or size > len(schema.outputs):  # variadic ones: their number is part of what the node does
+        return size
+    while size > max(schema.min_output, 1) and schema.outputs[size - 1].option == _OPTIONAL:
+        last = node.outputs[size - 1]
+        if last.uses() or last.is_graph_output():
+            break
+        size -= 1
+    return size

@@ -156,3 +156,44 @@ def test_remove_unused(run_passes: Callable[..., Any], same_numbers: Callable[..
     assert out.codes() == ["unused-removed", "imports-removed"]
     onnx.checker.check_model(out.proto)
     same_numbers(text, out.proto)
+
+
+@pytest.mark.parametrize(
+    ("line", "outputs"),
+    [
+        ("y, i = MaxPool<kernel_shape = [2,2]>(x)", ["y"]),
+        ("y, i = MaxPool<kernel_shape = [2,2]>(x)  z = Neg(i)", ["y", "i"]),
+        ("y, m = Dropout(x)", ["y"]),
+        ("y, mean, dev = LayerNormalization(x, s)", ["y"]),
+        ("y, i, r, n = Unique(x)  z = Neg(r)", ["y", "i", "r"]),
+        ("t, y, u = Split<axis = 3, num_outputs = 3>(x)", ["t", "y", "u"]),
+        ("y, mean, var = BatchNormalization<training_mode = 1>(x, s, s, s, s)", ["y", "mean", "var"]),
+        ("y, u = my.MaxPool(x)", ["y", "u"]),
+    ],
+)
+def test_unused_optional_outputs(line: str, outputs: list[str], run_passes: Callable[..., Any]) -> None:
+    more = ", int64[e] z" if "z =" in line else ""
+    text = f"""<ir_version: 8, opset_import: ["" : 18, "my" : 1]> g (float[1,3,6,6] x) => (float[a,b,c,d] y{more})
+    <float[6] s = {{1,2,3,4,5,6}}> {{ {line} }}"""
+    out = run_passes(text, RemoveUnused())
+    assert list(out.proto.graph.node[0].output) == outputs
+    gone = line[: line.index("=")].count(",") + 1 - len(outputs)
+    notes = [n.numbers for n in out.ctx.report.notes if n.code == "outputs-removed"]
+    assert notes == ([{"count": gone}] if gone else [])
+
+
+def test_unused_outputs_in_bodies_and_functions(
+    run_passes: Callable[..., Any], same_numbers: Callable[..., None]
+) -> None:
+    pool = "MaxPool<kernel_shape = [2,2]>"
+    text = f"""<ir_version: 8, opset_import: ["" : 18, "my" : 1]> g (bool c, float[1,1,4,4] x) => (float[p,q,r,s] y) {{
+      y = If(c) <then_branch = t () => (float[p,q,r,s] a) {{ a, i = {pool}(x) }},
+                 else_branch = e () => (float[p,q,r,s] b) {{ b = my.pool(x) }}>
+    }} <domain: "my", opset_import: ["" : 18]> pool (u) => (v) {{ w, i = {pool}(u) v = Neg(w) }}"""
+    out = run_passes(text, RemoveUnused())
+    assert [n.numbers["count"] for n in out.ctx.report.notes] == [2]
+    assert [list(n.output) for n in out.proto.functions[0].node] == [["w"], ["v"]]
+    onnx.checker.check_model(out.proto)
+    for flag in (True, False):
+        x = np.random.default_rng(0).standard_normal((1, 1, 4, 4)).astype("f")
+        same_numbers(text, out.proto, {"c": np.array(flag), "x": x})

@@ -1,0 +1,45 @@
+"""What nothing reads goes away: nodes, in all scopes, and initializers."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxq.look import all_graphs, bodies
+
+
+def detach(node: ir.Node) -> None:
+    """Take away every use a node makes, also those by nodes in its bodies."""
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    for body in bodies(node):
+        for inner in body:
+            detach(inner)
+
+
+def remove_dead(model: ir.Model) -> int:
+    """Remove nodes whose outputs nobody reads, and unused initializers that are not graph inputs, in all scopes.
+
+    Returns:
+        How many nodes and initializers went.
+    """
+    roots = [model.graph, *(f.graph for f in model.functions.values())]
+    count = sum(_remove_dead_nodes(graph) for graph in roots)
+    for graph in all_graphs(model):
+        for name, value in tuple(graph.initializers.items()):
+            if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                del graph.initializers[name]
+                count += 1
+    return count
+
+
+def _remove_dead_nodes(graph: ir.Graph) -> int:
+    dead = []
+    count = 0
+    for node in reversed(graph):
+        if any(v.uses() or v.is_graph_output() for v in node.outputs):
+            count += sum(_remove_dead_nodes(body) for body in bodies(node))
+        elif node.outputs:
+            detach(node)
+            dead.append(node)
+    graph.remove(dead)
+    return count + len(dead)
