@@ -16,6 +16,7 @@ from onnxq.passbase import Context, Pass
 from onnxq.planfile import read_plan
 from onnxq.planning import Planner
 from onnxq.planning.checks import GranularityName, Request, SymmetryName
+from onnxq.planning.unfused import unfused
 from onnxq.selectors import resolve
 from onnxq.targets import Target, load_target
 
@@ -99,6 +100,8 @@ class MakePlan(Pass):
             if spec.qtype != weight.qtype:
                 why = f"{edge.node.op_type} takes no {weight.qtype} data: {spec.qtype} instead"
                 ctx.note("embedding-type", edge.node, why, type=spec.qtype.name)
+        for node, why in unfused(plan) if target.weight_only_copies else ():
+            ctx.note("not-fused", node, why)
         if not plan.weights and not plan.activations:
             _note_nothing(plan, target.name, ctx)
         return False

@@ -129,7 +129,8 @@ class Target:
         integer_ops: Default-domain op type to rule; an op that is not here stays float.
         pairs: ``islands``: ops between layers run on integers, too; ``inputs``: pairs stand in front of layers only.
         weight_only_float_types: Float types of weight-only layers, where these are more than ``float_types``.
-        weight_only_copies: Whether each use of a weight-only weight needs integers of its own to be fused.
+        weight_only_copies: Whether each use of a weight-only weight needs integers of its own to be fused, as
+            onnxruntime does it.
         pack_axis: Which axis of a 4-bit weight has to be even. ``flat``: none, two values share a byte over the
             whole tensor; ``ascend``: axis 0 of Gemm with transB=1, the last axis elsewhere; ``input-channel``: the axis
             that is summed over (older Ascend deploy).

@@ -174,3 +174,27 @@ def test_branches(run_model: Callable[..., Any]) -> None:
         feeds = {"f": np.array(flag), "x": X}
         exact, got = run_model(source, feeds)[0], run_model(made.model, feeds, true=True)[0]
         assert 0 < np.abs(got - exact).max() < 0.15 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("body", "slow"),
+    [
+        ("m = MatMul(x, w) r = Relu(m) y = MatMul(r, v)", ["MatMul_m"]),
+        ("m = Gemm<transB=1>(x, w, b) r = Relu(m) y = MatMul(r, v)", ["Gemm_m"]),
+        ("m = MatMul(x, w) a = Add(m, b) r = Relu(a) y = MatMul(r, v)", ["MatMul_m"]),
+        ("m = MatMul(x, w) r = LeakyRelu(m) y = MatMul(r, v)", []),
+        ("m = MatMul(x, w) h = Tanh(m) u = MatMul(h, v) y = Relu(u)", []),
+        ("e = Gather(t, i) m = MatMul(e, w) h = Tanh(m) y = MatMul(h, v)", ["MatMul_m"]),
+    ],
+)
+def test_layers_that_onnxruntime_does_not_fuse(body: str, slow: list[str], fused: Callable[..., Any]) -> None:
+    """The notes say what the optimized model shows, and their remedies help."""
+    sizes = {"w": (64, 64), "v": (64, 64), "b": (64,), "t": (100, 64)}
+    text = f"(float[5,64] x, int64[3] i) => (float[r,n] y) {{ {body} }}"
+    source = model(text, {k: v for k, v in sizes.items() if f"{k})" in body or f"({k}," in body or f" {k}," in body})
+    made = api.quantize(source, recipe="w4-blocked")
+    assert [n.place.node for n in made.report.notes if n.code == "not-fused"] == slow
+    assert fused(made.model).count("MatMulNBits") == 2 - len(slow)
+    remedy: dict[str, Any] = {"embeddings": "float"} if "Gather" in body else {"matmulnbits": True}
+    lowered = api.quantize(source, recipe="w4-blocked", **remedy)
+    assert fused(lowered.model).count("MatMulNBits") == 2
