@@ -1,78 +1,51 @@
-"""Second moments of a layer's input as its weights see it: what GPTQ needs, streamed."""
+"""First and second moments of a layer's input as its weights see it, streamed."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx_ir as ir
 
-from onnxq.look import attr_int, attr_ints, attr_str
-
-Array = np.ndarray[Any, Any]
-
-# Input vectors taken from one sample: over a few dozen samples that is enough for a few thousand inputs.
-ROWS = 512
+from onnxq.calibration.patches import Array
+from onnxq.numerics.affine import fake_quantize
+from onnxq.numerics.spec import Encoding
+from onnxq.products import Product
 
 
 class Moments:
-    """``sum x x^T`` over the input vectors of one Conv, Gemm or MatMul.
+    """Sums over the input vectors of one product.
 
     Attributes:
-        hessian: [groups, inputs, inputs], float64.
+        hessian: ``sum x x^T``, [groups or 1, inputs, inputs], float64.
+        total: ``sum x``, [groups or 1, inputs], float64.
         rows: Vectors seen.
     """
 
-    def __init__(self, node: ir.Node, groups: int, inputs: int, kernel: tuple[int, ...]) -> None:
-        self._node, self._kernel = node, kernel
-        self.hessian = np.zeros((groups, inputs, inputs))
+    def __init__(self, product: Product, encoding: Encoding | None = None) -> None:
+        """Start with no samples.
+
+        Args:
+            product: Whose inputs.
+            encoding: Encoding of the inputs; given one, the moments are those of the quantized inputs.
+        """
+        groups = product.groups if product.apart else 1
+        self._product, self._encoding = product, encoding
+        self.hessian = np.zeros((groups, product.inputs, product.inputs))
+        self.total = np.zeros((groups, product.inputs))
         self.rows = 0
 
     def add(self, x: Array, lo: float, hi: float) -> None:
-        """Take one sample's input; a large one is thinned out evenly."""
-        groups, inputs, _ = self.hessian.shape
-        vectors = _patches(x, self._node, self._kernel) if self._node.op_type == "Conv" else _last(x, self._node)
-        vectors = vectors.reshape(len(vectors), groups, inputs).astype(np.float32, copy=False)
-        for g in range(groups):
+        """Take one sample of the product's source; a large one is thinned out evenly."""
+        vectors = self._product.vectors(x).astype(np.float32, copy=False)
+        if self._encoding is not None:
+            vectors = fake_quantize(vectors, self._encoding)
+        for g in range(len(self.hessian)):
             part = vectors[:, g]
             self.hessian[g] += part.T @ part
+        self.total += vectors.sum(axis=0, dtype=np.float64)
         self.rows += len(vectors)
 
-
-def _last(x: Array, node: ir.Node) -> Array:
-    rows = x.T if node.op_type == "Gemm" and attr_int(node, "transA", 0) else x.reshape(-1, x.shape[-1])
-    return rows[:: -(-len(rows) // ROWS)]
-
-
-def _patches(x: Array, node: ir.Node, kernel: tuple[int, ...]) -> Array:
-    """Input vectors [rows, channels * kernel size] of a convolution, at evenly spread output places."""
-    n = len(kernel)
-    strides, dilations = attr_ints(node, "strides", [1] * n), attr_ints(node, "dilations", [1] * n)
-    assert strides is not None and dilations is not None
-    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    pads = _pads(x.shape[2:], node, span, strides)
-    x = np.pad(x, [(0, 0), (0, 0), *pads])
-    windows = np.lib.stride_tricks.sliding_window_view(x, span, axis=tuple(range(2, 2 + n)))
-    places = int(np.prod([(x.shape[2 + i] - span[i]) // strides[i] + 1 for i in range(n)])) * len(x)
-    thin = max(round((places / ROWS) ** (1 / n)), 1)
-    steps = tuple(slice(None, None, s * thin) for s in strides)
-    inner = tuple(slice(None, None, d) for d in dilations)
-    chosen = windows[(slice(None), slice(None), *steps, *inner)]
-    rows = np.moveaxis(chosen, 1, 1 + n)
-    return np.ascontiguousarray(rows).reshape(-1, int(np.prod(rows.shape[1 + n :])))
-
-
-def _pads(dims: tuple[int, ...], node: ir.Node, span: list[int], strides: list[int]) -> list[tuple[int, int]]:
-    """Padding of each spatial axis, ``auto_pad`` resolved as the Conv operator text says."""
-    n = len(dims)
-    auto = attr_str(node, "auto_pad", "NOTSET")
-    if auto in ("NOTSET", "VALID", ""):
-        pads = attr_ints(node, "pads", [0] * 2 * n) if auto != "VALID" else [0] * 2 * n
-        assert pads is not None
-        return [(pads[i], pads[i + n]) for i in range(n)]
-    out = []
-    for dim, width, stride in zip(dims, span, strides, strict=True):
-        total = max((-(-dim // stride) - 1) * stride + width - dim, 0)
-        small, large = total // 2, total - total // 2
-        out.append((small, large) if auto == "SAME_UPPER" else (large, small))
-    return out
+    def plus(self, other: Moments) -> Moments:
+        """Those of both inputs together: a weight that two products share."""
+        out = Moments(self._product)
+        out.hessian, out.total = self.hessian + other.hessian, self.total + other.total
+        out.rows = self.rows + other.rows
+        return out

@@ -11,9 +11,22 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.calibration.moments import ROWS, Moments
+from onnxq.calibration.moments import Moments
+from onnxq.calibration.patches import ROWS
+from onnxq.facts import Edge
+from onnxq.numerics.affine import fake_quantize
+from onnxq.numerics.encodings import from_range
+from onnxq.numerics.spec import QTYPES, TensorSpec
+from onnxq.products import Product, read_product
 
 Array = np.ndarray[Any, Any]
+
+
+def moments(node: ir.Node, dims: tuple[int, ...], index: int = 1) -> Moments:
+    """For a weight of shape ``dims``."""
+    found = read_product(Edge(node, index), dims)
+    assert isinstance(found, Product)
+    return Moments(found)
 
 
 def conv(dims: tuple[int, ...], kernel: tuple[int, ...], group: int = 1, **attributes: Any) -> ir.Node:
@@ -22,8 +35,7 @@ def conv(dims: tuple[int, ...], kernel: tuple[int, ...], group: int = 1, **attri
 
 
 def conv_moments(x: Array, kernel: tuple[int, ...], group: int, **attributes: Any) -> Array:
-    inputs = x.shape[1] // group * int(np.prod(kernel))
-    found = Moments(conv(x.shape, kernel, group, **attributes), group, inputs, kernel)
+    found = moments(conv(x.shape, kernel, group, **attributes), (group, x.shape[1] // group, *kernel))
     found.add(x, float(x.min()), float(x.max()))
     return found.hessian
 
@@ -107,14 +119,14 @@ def test_products(node: ir.Node, dims: tuple[int, ...]) -> None:
     x = np.random.default_rng(1).standard_normal(dims).astype(np.float32)
     rows = x.T if "transA" in node.attributes else x.reshape(-1, 5)
     wanted = sum(np.outer(r, r) for r in rows.astype(np.float64))
-    found = Moments(node, 1, 5, ())
+    found = moments(node, (9, 5) if "transB" in node.attributes else (5, 9))
     found.add(x, -1, 1)
     np.testing.assert_allclose(found.hessian[0], wanted, rtol=1e-5, atol=1e-5)
     assert found.rows == len(rows)
 
 
 def test_samples_add_up_in_float64() -> None:
-    found = Moments(layer("MatMul"), 1, 2, ())
+    found = moments(layer("MatMul"), (2, 9))
     for _ in range(3):
         found.add(np.array([[1, 2]], np.float32), 1, 2)
     np.testing.assert_array_equal(found.hessian[0], 3 * np.array([[1, 2], [2, 4]]))
@@ -122,7 +134,7 @@ def test_samples_add_up_in_float64() -> None:
 
 
 def test_float16_does_not_overflow() -> None:
-    found = Moments(layer("MatMul"), 1, 2, ())
+    found = moments(layer("MatMul"), (2, 9))
     found.add(np.full((4, 2), 3e4, np.float16), 3e4, 3e4)
     np.testing.assert_allclose(found.hessian[0], 4 * np.float64(np.float16(3e4)) ** 2)
 
@@ -130,7 +142,7 @@ def test_float16_does_not_overflow() -> None:
 @pytest.mark.parametrize("shape", [(ROWS * 10 + 7, 3), (4, ROWS, 3)])
 def test_a_large_sample_is_thinned_evenly(shape: tuple[int, ...]) -> None:
     x = np.arange(np.prod(shape[:-1]), dtype=np.float32).reshape(*shape[:-1], 1) * np.ones(3, np.float32)
-    found = Moments(layer("MatMul"), 1, 3, ())
+    found = moments(layer("MatMul"), (3, 9))
     found.add(x, 0, 1)
     assert ROWS / 2 <= found.rows <= ROWS
     mean = found.hessian[0, 0, 0] / found.rows
@@ -139,7 +151,67 @@ def test_a_large_sample_is_thinned_evenly(shape: tuple[int, ...]) -> None:
 
 def test_a_large_convolution_is_thinned_evenly() -> None:
     x = np.random.default_rng(2).standard_normal((1, 2, 100, 100)).astype(np.float32)
-    found = Moments(conv(x.shape, (3, 3), pads=[1, 1, 1, 1]), 1, 18, (3, 3))
+    found = moments(conv(x.shape, (3, 3), pads=[1, 1, 1, 1]), (1, 2, 3, 3))
     found.add(x, -1, 1)
     assert ROWS / 2 <= found.rows <= 2 * ROWS
     np.testing.assert_allclose(np.diag(found.hessian[0]) / found.rows, 1, atol=0.25)
+
+
+def recurrent(op: str, states: bool = True, **attributes: Any) -> ir.Node:
+    inputs = [ir.Value(name=n) for n in ("x", "w", "r")]
+    return ir.node(op, inputs, {"hidden_size": 3, **attributes}, outputs=[ir.Value(name="y" if states else "")])
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_recurrent_input(layout: int) -> None:
+    """Both directions see every step's input."""
+    x = np.random.default_rng(3).standard_normal((4, 2, 5)).astype(np.float32)
+    found = moments(recurrent("LSTM", layout=layout), (2, 12, 5))
+    found.add(x, -1, 1)
+    rows = x.reshape(-1, 5).astype(np.float64)
+    np.testing.assert_allclose(found.hessian, (rows.T @ rows)[None], rtol=1e-5)
+    np.testing.assert_allclose(found.total, rows.sum(axis=0)[None], rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_states(layout: int) -> None:
+    """The recurrence weight of each direction sees that direction's states."""
+    y = np.random.default_rng(4).standard_normal((4, 2, 5, 3)).astype(np.float32)  # steps, directions, batch, state
+    found = moments(recurrent("LSTM", layout=layout), (2, 12, 3), index=2)
+    found.add(y if layout == 0 else y.transpose(2, 0, 1, 3), -1, 1)
+    for d in range(2):
+        rows = y[:, d].reshape(-1, 3).astype(np.float64)
+        np.testing.assert_allclose(found.hessian[d], rows.T @ rows, rtol=1e-5)
+
+
+def test_a_constant_first_operand_sees_columns() -> None:
+    x = np.random.default_rng(5).standard_normal((2, 5, 7)).astype(np.float32)
+    found = moments(layer("MatMul"), (9, 5), index=0)
+    found.add(x, -1, 1)
+    np.testing.assert_allclose(found.hessian[0], np.einsum("bkn,bln->kl", x, x), rtol=1e-4, atol=1e-5)
+
+
+def test_quantized_inputs() -> None:
+    """What the layer will see: clipped and rounded."""
+    x = np.random.default_rng(6).standard_normal((40, 5)).astype(np.float32)
+    product = read_product(Edge(layer("MatMul"), 1), (5, 9))
+    assert isinstance(product, Product)
+    encoding = from_range(-1.0, 1.0, TensorSpec(QTYPES["uint8"]))
+    found = Moments(product, encoding)
+    found.add(x, -1, 1)
+    seen = fake_quantize(x, encoding).astype(np.float64)
+    np.testing.assert_allclose(found.hessian[0], seen.T @ seen, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("node", "index", "dims", "why"),
+    [
+        (layer("ConvTranspose"), 1, (4, 4, 3), "not collected for ConvTranspose"),
+        (layer("MatMul"), 1, (2, 5, 9), "rank 3 is not one matrix"),
+        (recurrent("GRU"), 2, (1, 9, 3), "linear_before_reset=0"),
+        (recurrent("LSTM", states=False), 2, (1, 12, 3), "no output"),
+    ],
+)
+def test_what_is_no_product(node: ir.Node, index: int, dims: tuple[int, ...], why: str) -> None:
+    found = read_product(Edge(node, index), dims)
+    assert isinstance(found, str) and why in found

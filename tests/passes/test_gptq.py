@@ -13,9 +13,13 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxq.calibration.sources import open_source
-from onnxq.facts import Edge, Encodings, Feeds
-from onnxq.numerics.affine import dequantize, quantize
+from onnxq.errors import OptionError
+from onnxq.facts import Axes, Edge, Encodings, Feeds, Plan, Wishes
+from onnxq.numerics.affine import dequantize, fake_quantize, quantize
+from onnxq.numerics.gptq import Curvature
 from onnxq.numerics.gptq import gptq as round_weights
+from onnxq.numerics.spec import QTYPES, Blocked, Encoding, PerAxis, TensorSpec
+from onnxq.ops import contraction_axis
 from onnxq.passbase import Context, run_step
 from onnxq.passes.calibrate import Calibrate
 from onnxq.passes.encode import Encode
@@ -27,8 +31,10 @@ from onnxq.passes.leave_float import LeaveFloat
 from onnxq.passes.plan import MakePlan
 from onnxq.passes.resolve_axes import ResolveAxes
 from onnxq.recipe import load_recipe
+from onnxq.weights import weight_tensor
 
 Array = np.ndarray[Any, Any]
+INT4 = QTYPES["int4"]
 
 
 class Run:
@@ -132,10 +138,11 @@ def test_each_form_of_layer(name: str, kind: str, run_model: Callable[..., Any])
 def test_the_integers_are_those_of_the_formula() -> None:
     case = form("matmul", weights="int4").at()
     (integers,), (encoding,) = case.chosen().values(), case.after.weights.values()
-    x = np.concatenate([s["x"].reshape(-1, 24) for s in case.samples]).astype(np.float64)
+    (seen,) = case.after.activations.values()
+    x = np.concatenate([fake_quantize(s["x"], seen).reshape(-1, 24) for s in case.samples]).astype(np.float64)
     weight = FORMS["matmul"][1]["w"].astype(np.float32).T[None]
     scale, zero = (np.reshape(p, (1, -1, 1)) for p in (encoding.scale, encoding.zero_point))
-    wanted = round_weights(weight, (x.T @ x)[None], scale, zero, encoding.spec.qtype)[0].T
+    wanted = round_weights(weight, Curvature.of((x.T @ x)[None]), scale, zero, encoding.spec.qtype)[0].T
     assert np.mean(integers != wanted) < 0.02  # sums in float32 and float64 may differ at a half
 
 
@@ -186,7 +193,7 @@ def test_switched_off_or_without_samples(options: dict[str, Any]) -> None:
 
 def test_effort() -> None:
     """The cheapest layers first; the rest stays nearest, with one note."""
-    work = {name: inputs**3 * 3 + rows * inputs**2 * 2 for name, inputs, rows in (("w1", 36, 16), ("w3", 16, 4))}
+    work = {name: inputs**3 * 1.5 + rows * inputs**2 * 6 for name, inputs, rows in (("w1", 36, 16), ("w3", 16, 4))}
     case = chain().at(effort=(sum(work.values()) + 1) / 1e9)
     found = {e.value.name for e, w in case.after.weights.items() if w.integers is not None}
     assert found == {"w1", "w3"}
@@ -219,11 +226,14 @@ def test_a_shared_weight_sees_the_inputs_of_both() -> None:
     case = Run(text, {"w": w}, feeds, dynamic="never").at()
     one, two = case.chosen().values()
     assert one is two
-    rows = np.concatenate([a.astype(np.float64) for f in feeds for a in f.values()])
+    seen = {v.name: e for v, e in case.after.activations.items()}
+    rows = np.concatenate([fake_quantize(a, seen[n]).astype(np.float64) for f in feeds for n, a in f.items()])
     encoding = next(iter(case.after.weights.values()))
     scale, zero = (np.reshape(p, (1, -1, 1)) for p in (encoding.scale, encoding.zero_point))
-    wanted = round_weights(w.T[None].astype("f4"), (rows.T @ rows)[None], scale, zero, encoding.spec.qtype)[0].T
-    assert np.mean(one != wanted) < 0.02
+    wanted = round_weights(
+        w.T[None].astype("f4"), Curvature.of((rows.T @ rows)[None]), scale, zero, encoding.spec.qtype
+    )[0].T
+    assert np.mean(one != wanted) < 0.03  # sums in float32 and float64 may differ at a half
     written = case.written()
     assert len([t for t in written.graph.initializer if t.data_type == onnx.TensorProto.INT8 and t.dims]) == 1 + (
         sum(t.name.endswith("zero_point") and len(t.dims) > 0 for t in written.graph.initializer)
@@ -297,3 +307,122 @@ def test_edges_of_one_weight_with_two_axes_are_apart() -> None:
     assert isinstance(next(iter(case.after.weights)), Edge)
     one, two = case.chosen().values()
     assert (one != two).any()
+
+
+# -- granularities, recurrent layers, scales ---------------------------------------------------------------------------
+
+
+def weight_only(
+    text: str, constants: dict[str, Array], feeds: list[dict[str, Array]], block: int, **options: Any
+) -> Any:
+    """Encodings before and after, notes; activations stay float."""
+    proto = parser.parse_model(text)
+    proto.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), k) for k, a in constants.items())
+    model, ctx = ir.from_proto(proto), Context()
+    ctx.put(Feeds(open_source(feeds, model=model)))
+    plan, axes = Plan(Wishes(TensorSpec(INT4), TensorSpec(INT4))), Axes()
+    for node in model.graph:
+        for index, value in enumerate(node.inputs):
+            if index and value is not None and value.const_value is not None and value.name != "b":
+                edge, rank = Edge(node, index), len(value.shape or ())
+                plan.weights[edge] = TensorSpec(INT4, True, PerAxis())
+                axis = contraction_axis(node, index, [int(d) for d in value.const_value.shape.numpy()])
+                axes.of[edge] = Blocked(block, axis) if block and axis is not None else PerAxis(min(rank - 1, 1))
+    ctx.put(plan, axes)
+    run_step(Encode(), model, ctx)
+    before = ctx.get(Encodings)
+    run_step(Gptq(**options), model, ctx)
+    return before, ctx.get(Encodings), ctx
+
+
+def decoded(edge: Edge, encoding: Encoding) -> Array:
+    w = weight_tensor(edge.value).numpy()  # type: ignore[union-attr]
+    return dequantize(quantize(w, encoding) if encoding.integers is None else encoding.integers, encoding)
+
+
+@pytest.mark.parametrize("block", [8, 10, 24, 100])
+@pytest.mark.parametrize("trans", [0, 1])
+def test_blocks(block: int, trans: int) -> None:
+    """Also with a short last block; scales stay, and the output comes closer."""
+    text = head("(float[64,24] x) => (float[a,b] y)", f"y = Gemm<transB={trans}>(x, w)")
+    w, feeds = np.random.default_rng(8).standard_normal((24, 16)), samples(64, 24)
+    before, after, _ = weight_only(text, {"w": w.T if trans else w}, feeds, block)
+    (edge, encoding), (nearest,) = *after.weights.items(), before.weights.values()
+    assert encoding.same(nearest) and encoding.integers.shape == ((16, 24) if trans else (24, 16))
+    errors = []
+    for e in (encoding, nearest):
+        d = decoded(edge, e)
+        errors.append(sum(((f["x"] @ ((d.T if trans else d) - w)) ** 2).sum() for f in feeds))
+    assert errors[0] < errors[1] / 3
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers(op: str, run_model: Callable[..., Any]) -> None:
+    """Both weights are rounded by what they multiply with; the outputs come closer to float."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    more = ", linear_before_reset=1" if op == "GRU" else ""
+    text = head(
+        "(float[20,2,12] x) => (float[a,b,c,d] y)",
+        f'y = {op}<hidden_size=8, direction="bidirectional"{more}>(x, w, r)',
+    )
+    rng = np.random.default_rng(9)
+    constants = {"w": rng.standard_normal((2, gates * 8, 12)), "r": 0.3 * rng.standard_normal((2, gates * 8, 8))}
+    feeds = samples(20, 2, 12)
+    before, after, ctx = weight_only(text, constants, feeds, 100)
+    assert all(e.integers is not None for e in after.weights.values()) and len(after.weights) == 2
+    proto = parser.parse_model(text)
+    errors = []
+    for encodings in (after, before, None):
+        del proto.graph.initializer[:]
+        for edge in after.weights:
+            name = edge.value.name or ""
+            a = decoded(edge, encodings.weights[edge]) if encodings else constants[name].astype(np.float32)
+            proto.graph.initializer.append(numpy_helper.from_array(a, name))
+        errors.append(np.concatenate([run_model(proto, f)[0].ravel() for f in feeds]))
+    gptq, nearest = (float(((e - errors[2]) ** 2).sum()) for e in errors[:2])
+    assert gptq < nearest / 1.5 and ctx.report.of("gptq")[0].numbers["times"] > 1.5
+
+
+def test_a_recurrence_weight_without_states_stays_nearest() -> None:
+    text = head("(float[20,2,12] x) => (float[a,b,c] y)", "n, y = GRU<hidden_size=8>(x, w, r)")
+    rng = np.random.default_rng(10)
+    constants = {"w": rng.standard_normal((1, 24, 12)), "r": rng.standard_normal((1, 24, 8))}
+    _, after, ctx = weight_only(text, constants, samples(20, 2, 12), 100)
+    chosen = {e.value.name for e, w in after.weights.items() if w.integers is not None}
+    (note,) = ctx.report.of("gptq-nearest")
+    assert chosen == {"w"} and "'r' is rounded to nearest" in note.message and "linear_before_reset=0" in note.message
+
+
+@pytest.mark.parametrize("scales", ["mse", "hqq"])
+def test_scales_chosen_again(scales: str) -> None:
+    """By the energy of the inputs: an outlier in an input that is nearly zero is clipped away."""
+    text = head("(float[64,24] x) => (float[a,b] y)", "y = MatMul(x, w)")
+    w, feeds = np.random.default_rng(11).standard_normal((24, 16)), samples(64, 24)
+    w[3] *= 20
+    for f in feeds:
+        f["x"][:, 3] *= 1e-3
+    before, after, _ = weight_only(text, {"w": w}, feeds, 24, scales=scales)
+    (edge, encoding), (nearest,) = *after.weights.items(), before.weights.values()
+    assert (encoding.scale < nearest.scale).all()
+    errors = [sum(((f["x"] @ (decoded(edge, e) - w)) ** 2).sum() for f in feeds) for e in (encoding, nearest)]
+    assert errors[0] < errors[1] / 10
+
+
+def test_scales_stay_once_biases_are_encoded() -> None:
+    with pytest.raises(OptionError, match="put guard-bias behind it"):
+        chain().at(scales="mse")
+
+
+def test_layers_with_one_input_share_its_moments() -> None:
+    """Query, key and value: one factorization, the same integers as each alone."""
+    rng = np.random.default_rng(12)
+    w = {k: rng.standard_normal((24, 8)) for k in "qkv"}
+    feeds = samples(64, 24)
+    text = head("(float[64,24] x) => (float[a,b] y, float[c,d] z, float[e,f] u)",
+                "y = MatMul(x, q) z = MatMul(x, k) u = MatMul(x, v)")  # fmt: skip
+    _, after, _ = weight_only(text, w, feeds, 8)
+    for edge, encoding in after.weights.items():
+        name = edge.value.name or ""
+        alone = head("(float[64,24] x) => (float[a,b] y)", f"y = MatMul(x, {name})")
+        _, one, _ = weight_only(alone, {name: w[name]}, feeds, 8)
+        np.testing.assert_array_equal(encoding.integers, next(iter(one.weights.values())).integers)
