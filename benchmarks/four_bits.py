@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ def measure(task: Task, variants: Mapping[str, Quantizer], threads: Sequence[int
             row = evaluate(task, quantize, variant, file)
             true = task.evaluate(file, task.reference(), TRUE)
         except (OnnxqError, *LOAD_ERRORS) as why:
-            rows.append(Outcome(task.name, variant, {}, 0.0, error=str(why).strip().splitlines()[0]))
+            rows.append(Outcome(task.name, variant, {}, 0.0, error=_reason(why, folder)))
         else:
             row.metrics |= {f"true {name}": value for name, value in true.items()}
             rows.append(Outcome(**vars(row)))
@@ -140,6 +141,11 @@ def measure(task: Task, variants: Mapping[str, Quantizer], threads: Sequence[int
             row.milliseconds[count] = ms
             row.speedup[count] = times[0] / ms
     return rows
+
+
+def _reason(why: Exception, folder: Path) -> str:
+    """The first line of a message, without the folder that is gone when it is read."""
+    return str(why).strip().splitlines()[0].replace(f"{folder}{os.sep}", "")
 
 
 def missed(task: Task, rows: Sequence[Outcome]) -> list[str]:

@@ -8,17 +8,23 @@ import numpy as np
 
 from benchmarks.data import packages
 from benchmarks.tasks.base import Feed, Metrics, Task
-from benchmarks.tasks.texts import CALIBRATION, PAIRS
 from models.smollm2 import smollm2, token_ids
 from models.weights import Array
 
 TEXTS, LONGEST = 60, 128
+WINDOW, WINDOWS = 512, 32
 
 
-def _feeds(first: int, count: int) -> list[Feed]:
-    """Long descriptions, at most `LONGEST` tokens of each."""
-    chosen = packages.descriptions()[first : first + count]
-    return [{"input_ids": token_ids(d.long)[None, :LONGEST]} for d in chosen]
+def _tests() -> list[Feed]:
+    """The first long descriptions, at most `LONGEST` tokens of each."""
+    return [{"input_ids": token_ids(d.long)[None, :LONGEST]} for d in packages.descriptions()[:TEXTS]]
+
+
+def _calibration() -> list[Feed]:
+    """All other long descriptions, one behind the other, in windows of `WINDOW` tokens, at most `WINDOWS`."""
+    ids = np.concatenate([token_ids(d.long + "\n") for d in packages.descriptions()[TEXTS:]])
+    count = min(len(ids) // WINDOW, WINDOWS)
+    return [{"input_ids": window[None]} for window in ids[: count * WINDOW].reshape(count, WINDOW)]
 
 
 def next_tokens(outputs: Sequence[Array], feed: Feed) -> Array:
@@ -43,8 +49,8 @@ SMOLLM2 = Task(
     name="smollm2",
     title="SmolLM2-135M",
     model=smollm2,
-    calibration=lambda: _feeds(PAIRS, CALIBRATION),
-    tests=lambda: _feeds(0, TEXTS),
+    calibration=_calibration,
+    tests=_tests,
     answer=next_tokens,
     score=perplexity,
     compare=_same_tokens,
