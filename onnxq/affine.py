@@ -16,6 +16,7 @@ from onnxq import ops
 from onnxq.edit import Namer, add_initializer, replace_initializer
 from onnxq.facts import Edge
 from onnxq.look import Array, attr_float, attr_int, constant, constant_tensor, dims_of, only_use, onnx_op
+from onnxq.wording import plural
 
 _EAGER = 1 << 20  # bytes; larger weights are scaled whenever they are read, instead of being held
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -106,7 +107,7 @@ def of_batch_norm(node: ir.Node, channels: int) -> Affine:
         raise Refused("scale, bias, mean and variance are not all constant")
     scale, bias, mean, variance = (np.asarray(p).astype(np.float64) for p in found)
     if {p.shape for p in (scale, bias, mean, variance)} != {(channels,)}:
-        raise Refused(f"its parameters do not have one number for each of {channels} channels")
+        raise Refused(f"its parameters do not have one number for each of {plural(channels, 'channel')}")
     spread = variance + attr_float(node, "epsilon", 1e-5)
     if not (spread > 0).all():
         raise Refused("variance + epsilon is not positive in every channel")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxq.numerics.similarity import Agreement
+from onnxq.wording import plural
 
 GAP_DB = 3.0
 """Decibels by which the sessions' distances to the float model may differ before it is a finding."""
@@ -55,7 +56,7 @@ class Comparison:
             for session, a in output.sessions.items():
                 where = f"{output.name} ({session})"
                 if a.broken:
-                    out.append(f"{where}: {a.broken} of {a.values} values are finite in only one of the models")
+                    out.append(f"{where}: {a.broken} of {plural(a.values, 'value')} finite in only one of the models")
                 if a.cosine is None and a.equal < 1.0 and (min_cosine is not None or min_sqnr is not None):
                     out.append(f"{where}: {100 * (1 - a.equal):.3g} % of the values differ")
                 if min_cosine is not None and a.cosine is not None and not a.cosine >= min_cosine:

@@ -19,6 +19,7 @@ from typing import Any
 
 from onnxq.docstrings import attributes
 from onnxq.errors import OptionError, near
+from onnxq.wording import plural
 from onnxq.yamltree import Item
 
 MISSING = dataclasses.MISSING
@@ -179,7 +180,7 @@ def _elements(item: Item, base: Any, args: tuple[Any, ...], what: str) -> list[A
     items = item.sequence(what)
     if base is tuple and args and args[-1] is not Ellipsis:
         if len(items) != len(args):
-            raise item.error(f"{what}: expected {len(args)} values, got {len(items)}")
+            raise item.error(f"{what}: expected {plural(len(args), 'value')}, got {len(items)}")
         return [convert(child, kind, what) for child, kind in zip(items, args, strict=True)]
     return [convert(child, args[0] if args else Any, what) for child in items]
 

@@ -256,7 +256,7 @@ def test_bounds():
     assert found.beyond(min_sqnr=25) == ["y (default): SQNR 20.0 dB is below 25 dB"]
     assert Comparison("d", 1, [Output("y", {"true": agreement(sqnr_db=None, cosine=1.0)})]).beyond(1.0, 99.0) == []
     broken = Comparison("d", 1, [Output("y", {"true": agreement(broken=2)})])
-    assert broken.beyond() == ["y (true): 2 of 4 values are finite in only one of the models"]
+    assert broken.beyond() == ["y (true): 2 of 4 values finite in only one of the models"]
     # A NaN misses every bound.
     not_a_number = Comparison("d", 1, [Output("y", {"true": agreement(cosine=math.nan)})])
     assert not_a_number.beyond(min_cosine=0.5)

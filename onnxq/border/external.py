@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from onnxq.border.payload import ByteSpan, FileSpan, MappedFile, Payload
 from onnxq.errors import InputError
+from onnxq.wording import plural
 
 
 class Folder:
@@ -45,7 +46,8 @@ class Folder:
         length = _number(entries.get("length") or str(expected), "length", tensor)
         if length != expected:
             raise InputError(
-                f"tensor '{tensor.name}' has {length} bytes of external data, and its type and shape need {expected}"
+                f"tensor '{tensor.name}' has {plural(length, 'byte')} of external data, "
+                f"and its type and shape need {expected}"
             )
         path = self._path(location, tensor)
         if length == 0:
@@ -53,8 +55,8 @@ class Folder:
         file = self._open(path, tensor, length)
         if offset + length > file.size:
             raise InputError(
-                f"external file '{path}' has {file.size} bytes, and tensor '{tensor.name}' needs {length} bytes from"
-                f" byte {offset} on: it is truncated or belongs to another model"
+                f"external file '{path}' has {plural(file.size, 'byte')}, and tensor '{tensor.name}' needs "
+                f"{plural(length, 'byte')} from byte {offset} on: it is truncated or belongs to another model"
             )
         return FileSpan(file, offset, length)
 
@@ -78,7 +80,7 @@ class Folder:
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "the file is empty"
                 raise InputError(
-                    f"external file '{path}' of tensor '{tensor.name}' ({length} bytes) cannot be read: {why}"
+                    f"external file '{path}' of tensor '{tensor.name}' ({plural(length, 'byte')}) cannot be read: {why}"
                 ) from error
         return self.files[path]
 

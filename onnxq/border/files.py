@@ -20,6 +20,7 @@ from onnxq.border.outgoing import Slot
 from onnxq.border.tensors import Elsewhere, RecordTensor, drop_data
 from onnxq.border.wire import MARK_BYTES, mark, splice
 from onnxq.errors import OnnxqError, OptionError
+from onnxq.wording import plural
 
 # Tensors from this size on go to the data file; runtimes want shapes and other small ones inside the model.
 EXTERNAL_BYTES = 1024
@@ -106,7 +107,8 @@ class _Inline:
     def write(self, sink: BinaryIO) -> None:
         if self.size > _PROTOBUF_BYTES:
             raise OptionError(
-                f"the model has {self.size} bytes, and a single ONNX file ends at 2 GiB: save it with external data"
+                f"a single ONNX file ends at 2 GiB, and the model has {plural(self.size, 'byte')}: "
+                "save it with external data"
             )
         for piece in self.pieces:
             if isinstance(piece, int):

@@ -25,6 +25,7 @@ from onnxq.border.model import ANNOTATIONS_KEY, Left, root_cause
 from onnxq.border.part import Part
 from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor, payload_size
 from onnxq.errors import InputError, UnsupportedError
+from onnxq.wording import plural
 
 # Where `onnx_ir` keeps the quantization annotation of a value.
 _IR_ANNOTATION_KEY = "quant_parameter_tensor_names"
@@ -60,7 +61,9 @@ class Slot(NamedTuple):
             InputError: Names the tensor.
         """
         if size != self.size:
-            raise InputError(f"tensor '{self.record.name}' has {size} bytes, and its type and shape need {self.size}")
+            raise InputError(
+                f"tensor '{self.record.name}' has {plural(size, 'byte')}, and its type and shape need {self.size}"
+            )
 
 
 def shell(model: ir.Model, left: Left, part: Part | None = None) -> tuple[ModelProto, list[Slot]]:

@@ -20,6 +20,7 @@ from onnx import SparseTensorProto, TensorProto
 from onnxq.border.payload import Payload
 from onnxq.errors import InputError
 from onnxq.look import nbytes
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]
 
@@ -169,7 +170,7 @@ def _array(record: TensorProto, payload: Payload | None) -> Array:
     size = -(-dtype.bitwidth * math.prod(dims) // 8)
     given = _typed_size(record) if data is None else len(data)
     if given is not None and given != size:
-        raise _misfit(record, f"{given} bytes instead of {size}")
+        raise _misfit(record, f"{plural(given, 'byte')} instead of {size}")
     if data is not None and dtype.bitwidth >= 8:
         return np.frombuffer(data, _little_endian(dtype)).reshape(dims)
     if payload is not None:
@@ -207,7 +208,7 @@ def _dense(record: SparseTensorProto) -> ir.TensorProtocol:
     try:
         flat = index if index.ndim == 1 else np.ravel_multi_index(tuple(index.T), shape)
         if flat.shape != values.shape or (flat.size and flat.min() < 0):
-            raise ValueError(f"{flat.size} indices for {values.size} values")
+            raise ValueError(f"{flat.size} indices for {plural(values.size, 'value')}")
         dense = np.zeros(math.prod(shape), values.dtype)
         dense[flat] = values
     except (ValueError, TypeError, IndexError) as error:

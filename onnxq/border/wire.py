@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
 
+from onnxq.wording import plural
+
 Data = bytes | mmap
 Piece = bytes | int
 Swap = tuple[Piece, int]
@@ -141,7 +143,7 @@ def _fields(data: Data, start: int, end: int) -> Iterator[tuple[int, int, int, i
         if key < 8:
             raise WireError(f"byte {head}: field number 0")
         if last > end:
-            raise WireError(f"byte {head}: field {key >> 3} ends {last - end} bytes behind the end")
+            raise WireError(f"byte {head}: field {key >> 3} ends {plural(last - end, 'byte')} behind the end")
         yield key, head, at, last
         at = last
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.errors import DataError, near
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Feeds = dict[str, Array]
@@ -84,8 +85,8 @@ def name_feeds(sample: Any, ports: Sequence[Port], index: int) -> Feeds:
         raise DataError(f"sample {index} is a {type(sample).__name__}; give a dict of input name to array")
     if len(arrays) != len(wanted):
         raise DataError(
-            f"sample {index} holds {len(arrays)} unnamed arrays, but the model has {len(wanted)} inputs "
-            f"({', '.join(wanted)}): give a dict of input name to array"
+            f"sample {index} holds {plural(len(arrays), 'unnamed array')}, but the model has "
+            f"{plural(len(wanted), 'input')} ({', '.join(wanted)}): give a dict of input name to array"
         )
     return dict(zip(wanted, arrays, strict=True))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.calibration.feeds import Port
 from onnxq.errors import DataError
+from onnxq.wording import plural
 
 Reader = Callable[[], Any]
 
@@ -58,7 +59,9 @@ def test_set_reader(folder: Path, ports: Sequence[Port]) -> Reader:
         if len(set(names)) == len(names) and set(names) <= {p.name for p in ports}:
             return dict(zip(names, arrays, strict=True))
         if len(arrays) > len(ports):
-            raise DataError(f"{folder}: {len(arrays)} input files for a model with {len(ports)} inputs")
+            raise DataError(
+                f"{folder}: {plural(len(arrays), 'input file')} for a model with {plural(len(ports), 'input')}"
+            )
         return {port.name: array for port, array in zip(ports, arrays, strict=False)}
 
     return read

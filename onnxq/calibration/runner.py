@@ -26,6 +26,7 @@ from onnxq.context import Context
 from onnxq.errors import DataError
 from onnxq.look import constant, onnx_op
 from onnxq.session import Runtime, Session, open_session
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Watch = Callable[[Array, float, float], None]
@@ -91,11 +92,11 @@ class Run:
     def _announce(self, sizes: Sequence[int], parts: Sequence[slice]) -> None:
         total, most = sum(sizes), max(sum(sizes[p]) for p in parts)
         if len(parts) == 1:
-            how = f"the {len(sizes)} observed values of a sample take about {total / 1e6:.3g} MB"
+            how = f"the {plural(len(sizes), 'observed value')} of a sample take about {total / 1e6:.3g} MB"
         else:
             how = (
-                f"the {len(sizes)} observed values of a sample take about {total / 1e6:.3g} MB; they are observed in "
-                f"{len(parts)} passes over the data of at most {most / 1e6:.3g} MB"
+                f"the {plural(len(sizes), 'observed value')} of a sample take about {total / 1e6:.3g} MB; they are "
+                f"observed in {len(parts)} passes over the data of at most {most / 1e6:.3g} MB"
             )
         self.ctx.note("calibration-memory", None, how, values=len(sizes), bytes=total, passes=len(parts), peak=most)
         self.ctx.progress("calibrate", 0, (self.source.size or 0) * len(parts))

@@ -20,6 +20,7 @@ from onnxq.calibration.images import SUFFIXES, Preprocessing
 from onnxq.calibration.random_data import RANDOM_SAMPLES, random_feeds
 from onnxq.calibration.spool import Spool
 from onnxq.errors import DataError, OptionError, near
+from onnxq.wording import plural
 
 Data = str | Path | Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -115,7 +116,7 @@ def open_source(
     if isinstance(data, str) and (text == "random" or text.startswith("random:")):
         count = samples or RANDOM_SAMPLES
         make = random_feeds(text, ports, count, seed)
-        source = Source(f"{text} numbers (seed {seed}, {count} samples)", ports, make, count, random=True)
+        source = Source(f"{text} numbers (seed {seed}, {plural(count, 'sample')})", ports, make, count, random=True)
     elif isinstance(data, str | Path):
         if Path(data).exists():
             return _files(Path(data), ports, preprocessing, samples)

@@ -46,7 +46,7 @@ def plan(
 
     from onnxq import api
     from onnxq.cli import _common
-    from onnxq.report.run import layer_table, plan_table, quantized_layers, reason_tables
+    from onnxq.report.run import layer_table, plan_table, quantized_text, reason_tables
     from onnxq.report.tables import show, stdout
 
     parameters = o.given(
@@ -64,7 +64,7 @@ def plan(
         print(json.dumps(result.plan, indent=2))
         return
     nodes = result.plan["nodes"]
-    summary = Text("{} of {} layers quantized".format(*quantized_layers(nodes)))
+    summary = Text(quantized_text(nodes))
     parts = [plan_table(nodes), summary, *reason_tables(nodes), layer_table(nodes)]
     if data is None:
         parts.append(Text("Planned without samples: with --data, layers that suffer are found and left float, too."))

@@ -13,6 +13,7 @@ from onnxq.facts import Axes, Edge, Encodings, Fact, Plan, Range, Ranges
 from onnxq.numerics.encodings import WeightMethod
 from onnxq.numerics.spec import Encoding, PerTensor, TensorSpec
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Encode(Pass):
         if missing:
             names = ", ".join(missing[:3])
             raise FactError(
-                f"{len(missing)} planned values have no range ({names}{', …' if len(missing) > 3 else ''}): "
+                f"no range for {plural(len(missing), 'planned value')} ({names}{', …' if len(missing) > 3 else ''}): "
                 "run calibrate and leave-float before encode, or give ranges"
             )
         return known
@@ -68,6 +69,7 @@ class Encode(Pass):
     def _weight(self, edge: Edge, spec: TensorSpec, ctx: Context) -> Encoding:
         encoding = weight_encoding(edge, spec, self.weight_method)
         if encoding.dead:
-            why = f"{len(encoding.dead)} of {encoding.scale.size} channels of '{edge.value.name}' are all (nearly) zero"
+            channels = plural(encoding.scale.size, "channel")
+            why = f"'{edge.value.name}' is (nearly) zero in {len(encoding.dead)} of {channels}"
             ctx.note("dead-channels", edge.node, why, channels=list(encoding.dead[:64]), count=len(encoding.dead))
         return encoding

@@ -25,6 +25,7 @@ from onnxq.edit import (
 )
 from onnxq.evaluate import Kind, function_of, output_kinds, signature
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 _RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -95,7 +96,7 @@ class FoldConstants(Pass):
             return work.keep(node, "the size of its result is unknown", read=read)
         size = None if kinds is None else sum(map(_nbytes, kinds))
         if size is not None and size - freed > max(self.max_growth, freed):
-            return work.keep(node, f"its {size} bytes would replace {freed} bytes of constants", size=size, freed=freed)
+            return work.keep(node, _grows(size, freed), size=size, freed=freed)
         compute = function_of(node, work.opset, kinds[0] if kinds else None)
         if kinds is not None and len(kinds) == 1 and _nbytes(kinds[0]) > _EAGER:
             dtype, dims = kinds[0]
@@ -110,7 +111,7 @@ class FoldConstants(Pass):
             return work.keep(node, "its result is no tensor of numbers")
         size = sum(r.nbytes for r in results)
         if size - freed > max(self.max_growth, freed):
-            return work.keep(node, f"its {size} bytes would replace {freed} bytes of constants", size=size, freed=freed)
+            return work.keep(node, _grows(size, freed), size=size, freed=freed)
         return work.replace(node, [_tensor(r) for r in results])
 
 
@@ -183,6 +184,10 @@ def _static_shape(node: ir.Node) -> Array | None:
 
 def _only_here(value: ir.Value, node: ir.Node) -> bool:
     return not value.is_graph_output() and all(user is node for user, _ in value.uses())
+
+
+def _grows(size: int, freed: int) -> str:
+    return f"its {plural(size, 'byte')} would replace {plural(freed, 'byte')} of constants"
 
 
 def _nbytes(kind: Kind) -> int:

@@ -24,6 +24,7 @@ from onnxq.pairs import at_source, carried_on, parameter, read_encoding
 from onnxq.passbase import Context, Pass
 from onnxq.states import QUANTIZE, is_q
 from onnxq.weights import quantized_weight
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,9 @@ class Freeze(Pass):
             count += 1
         if count:
             remove_dead(model)
-            ctx.note("frozen", None, f"{count} weights hold the integers of their QuantizeLinear", count=count)
+            ctx.note(
+                "frozen", None, f"{plural(count, 'weight')} now stored as the integers of a QuantizeLinear", count=count
+            )
         return plain or bool(count)
 
 

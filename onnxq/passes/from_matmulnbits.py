@@ -26,6 +26,7 @@ from onnxq.nbits import DOMAIN, LOOKUP, OP, Refused, lazy, unpacked
 from onnxq.numerics import nbits
 from onnxq.numerics.spec import QTYPES, Blocked, Encoding, QType, TensorSpec
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 _OPSET = 21  # first with blocks and 4-bit integers
 
@@ -71,10 +72,12 @@ class FromMatmulnbits(Pass):
         remove_dead(model)
         if all(node.domain != DOMAIN for node in all_nodes(model)):
             model.opset_imports.pop(DOMAIN, None)
-        ctx.note("raised", None, f"{raising.count} nodes of {DOMAIN} became standard ONNX", nodes=raising.count)
+        ctx.note(
+            "raised", None, f"{plural(raising.count, 'node')} of {DOMAIN} became standard ONNX", nodes=raising.count
+        )
         if raising.levels:
-            why = f"{raising.levels} layers lost their accuracy level: onnxruntime runs Q/DQ files at level 4 unless"
-            why = f"{why} session.qdq_matmulnbits_accuracy_level says otherwise"
+            why = f"{plural(raising.levels, 'layer')} without an accuracy level now: onnxruntime runs Q/DQ files at "
+            why = f"{why}level 4 unless session.qdq_matmulnbits_accuracy_level says otherwise"
             ctx.note("accuracy-level-dropped", None, why, layers=raising.levels)
         return True
 
@@ -150,7 +153,7 @@ class _Raising:
             self._tables[key] = add_table(graph_of(data), data.name or "table", integers, encoding, along, self.namer)
             if data.dtype != ir.DataType.UINT8 or options["bits"] < 8:
                 grown = int(np.prod(integers.shape.numpy()))
-                why = f"'{data.name}' takes {grown} bytes: Gather takes no integers below 8 bits"
+                why = f"'{data.name}' takes {plural(grown, 'byte')}: Gather takes no integers below 8 bits"
                 self.ctx.note("table-widened", node, why, bytes=grown)
         table = self._tables[key]
         _become(node, "Gather", {"axis": options["gather_axis"]}, [table.integers, indices])

@@ -19,6 +19,7 @@ from onnxq.edit import (
     replace_uses,
 )
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,9 @@ class FuseBatchNorm(Pass):
                     count += 1
         if count:
             remove_dead(model)
-            ctx.note("affine-fused", None, f"{count} nodes moved into the weights of the op before them", count=count)
+            ctx.note(
+                "affine-fused", None, f"{plural(count, 'node')} moved into the weights of the op before", count=count
+            )
         return plain or bool(count)
 
     def _fuse(self, node: ir.Node, namer: Namer, ctx: Context) -> bool:

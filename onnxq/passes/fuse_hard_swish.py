@@ -20,6 +20,7 @@ from onnxq.edit import (
     replace_uses,
 )
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,12 @@ class FuseHardSwish(Pass):
                 count += 1
         if count:
             remove_dead(model)
-            ctx.note("hard-swish-fused", None, f"{count} chains x * relu6(x + 3) / 6 became HardSwish", count=count)
+            ctx.note(
+                "hard-swish-fused",
+                None,
+                f"became HardSwish: {plural(count, 'chain')} x * relu6(x + 3) / 6",
+                count=count,
+            )
         return bool(count)
 
 

@@ -21,6 +21,7 @@ from onnxq.passbase import Context, Pass
 from onnxq.products import Product, read_product
 from onnxq.rounding import SharedWeight
 from onnxq.weights import weight_tensor
+from onnxq.wording import plural
 
 View = tuple[object, ...]
 
@@ -91,7 +92,8 @@ class Gptq(Pass):
         if shares:
             times = 1 / max(float(np.mean(shares)), 1e-30)
             why = (
-                f"weights of {len(shares)} layers rounded by GPTQ: {times:.1f} times less output error than to nearest"
+                f"weights of {plural(len(shares), 'layer')} rounded by GPTQ: "
+                f"{times:.1f} times less output error than to nearest"
             )
             ctx.note("gptq", None, why, layers=len(shares), times=round(times, 2))
         # Uses in bodies share the copy, though nobody observes them.
@@ -126,7 +128,8 @@ class Gptq(Pass):
                 break
             chosen.add(weight)
         if len(chosen) < len(weights):
-            why = f"{len(weights) - len(chosen)} of {len(weights)} layers are too large for the effort of gptq: nearest"
+            all_ = plural(len(weights), "layer")
+            why = f"{len(weights) - len(chosen)} of {all_} too large for the effort of gptq: nearest"
             ctx.note("gptq-effort", None, why, layers=len(weights) - len(chosen))
         return [weight for weight in weights if weight in chosen]
 

@@ -15,6 +15,7 @@ from onnxq.layers import Layer, read_layer
 from onnxq.look import constant
 from onnxq.numerics.spec import Encoding, PerAxis, PerTensor, TensorSpec
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 # Room of 256 below the largest int32, so that the float32 rounding of the scale cannot push a bias over it.
 LARGEST = 2**31 - 1 - 256
@@ -131,12 +132,13 @@ def _note(edge: Edge, before: Encoding, after: Encoding, ctx: Context) -> None:
     worst = float((new / old).max())
     if raised.size:
         why = (
-            f"the int32 bias would overflow in {len(raised)} of {old.size} channels: their weight scale is raised, at "
-            f"most {worst:.3g} times, and their weights are requantized"
+            f"the int32 bias would overflow in {len(raised)} of {plural(old.size, 'channel')}: their weight scale is "
+            f"raised, at most {worst:.3g} times, and their weights are requantized"
         )
         ctx.note("raised-weight-scale", edge.node, why, **_numbers(raised, new), ratio=worst)
     if lowered.size:
-        why = f"{len(lowered)} of {old.size} channels have zero weights: their scale is the one that suits the bias"
+        channels = plural(old.size, "channel")
+        why = f"zero weights in {len(lowered)} of {channels}: their scale is the one that suits the bias"
         ctx.note("empty-weight-scale", edge.node, why, **_numbers(lowered, new))
 
 

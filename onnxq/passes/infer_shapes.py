@@ -12,6 +12,7 @@ from onnxq.diagnostics import Severity
 from onnxq.edit import constant_tensor, nested_graphs, onnx_op
 from onnxq.passbase import Context, Pass
 from onnxq.skeleton import Skeleton
+from onnxq.wording import plural
 
 Dims = tuple[int | str | None, ...]
 
@@ -65,7 +66,9 @@ class InferShapes(Pass):
         unknown = [v for v in made if v.shape is None and (v.type is None or isinstance(v.type, ir.TensorType))]
         if unknown:
             names = ", ".join(f"'{v.name}'" for v in unknown[:3]) + (", …" if len(unknown) > 3 else "")
-            ctx.note("shape-unknown", None, f"{len(unknown)} values without a shape: {names}", count=len(unknown))
+            ctx.note(
+                "shape-unknown", None, f"{plural(len(unknown), 'value')} without a shape: {names}", count=len(unknown)
+            )
         return changed
 
 

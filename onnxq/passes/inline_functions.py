@@ -13,6 +13,7 @@ from onnxq.edit import Fresh, Namer, copy_metadata, nested_graphs, rename, repla
 from onnxq.errors import UnsupportedError
 from onnxq.passbase import Context, Pass
 from onnxq.passes.infer_shapes import InferShapes
+from onnxq.wording import plural
 
 Key = ir.OperatorIdentifier
 
@@ -132,8 +133,8 @@ def _inline(graph: ir.Graph, call: ir.Node, function: ir.Function, fresh: Fresh)
     """Put a copy of the body in place of the call."""
     if len(call.inputs) > len(function.inputs):
         raise UnsupportedError(
-            f"call '{call.name}' of local function {_label(function.identifier())} has {len(call.inputs)} inputs, "
-            f"the function takes {len(function.inputs)}"
+            f"call '{call.name}' of local function {_label(function.identifier())} has "
+            f"{plural(len(call.inputs), 'input')}, the function takes {len(function.inputs)}"
         )
     body = function.clone().graph
     formals, results = list(body.inputs), list(body.outputs)

@@ -14,6 +14,7 @@ from onnxq.look import attr_int, onnx_op
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.weights import quantized_weight
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,12 @@ class InsertDynamic(Pass):
             del plan.weights[edge]
         if edges:
             remove_dead(model)
-            ctx.note("dynamic-layers", None, f"{len(edges)} layers quantize their input at run time", layers=len(edges))
+            ctx.note(
+                "dynamic-layers",
+                None,
+                f"input quantized at run time in {plural(len(edges), 'layer')}",
+                layers=len(edges),
+            )
         return bool(edges)
 
 

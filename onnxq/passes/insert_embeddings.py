@@ -15,6 +15,7 @@ from onnxq.nbits import Refused
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.weights import quantized_weight, weight_tensor
+from onnxq.wording import plural
 
 _Tables = dict[tuple[ir.Value, Encoding, int], Table]
 _OPSET = 21  # first with blocks
@@ -63,7 +64,7 @@ class InsertEmbeddings(Pass):
             done += 1
         if done:
             remove_dead(model)
-            why = f"{done} look-ups read integer tables and dequantize what they find"
+            why = f"{plural(done, 'look-up')} in integer tables, dequantized behind"
             ctx.note("embeddings", None, why, lookups=done, tables=len(tables))
         return bool(done)
 

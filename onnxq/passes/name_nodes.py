@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxq.edit import Namer, nested_graphs, rename
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class NameNodes(Pass):
             ctx.note(
                 "nodes-named",
                 None,
-                f"{len(unnamed)} nodes had no name; each is now called <op type>_<first output>",
+                f"{plural(len(unnamed), 'node')} had no name; each is now called <op type>_<first output>",
                 count=len(unnamed),
             )
         return changed or bool(unnamed)

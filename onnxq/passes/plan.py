@@ -19,6 +19,7 @@ from onnxq.planning.checks import GranularityName, Request, SymmetryName
 from onnxq.planning.unfused import unfused
 from onnxq.selectors import resolve
 from onnxq.targets import Target, load_target
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ def _note_unmet(plan: Plan, filed: dict[ir.Node, Decision], ctx: Context) -> Non
 def _note_nothing(plan: Plan, target: str, ctx: Context) -> None:
     found = sum(decision.code == "already-quantized" for decision in plan.decisions.values())
     if found:
-        why = f"{found} nodes are quantized already, and nothing else can run on integers for {target}"
+        why = f"{plural(found, 'node')} quantized already, and nothing else can run on integers for {target}"
         ctx.note("already-quantized", None, why, nodes=found)
     else:
         ctx.note("nothing-to-quantize", None, f"no node of this model can run on integers for {target}")

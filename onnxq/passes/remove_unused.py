@@ -11,6 +11,7 @@ from onnx import defs
 from onnxq import opsets
 from onnxq.edit import all_graphs, nested_graphs, remove_dead
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 # The number of outputs is the mode of a BatchNormalization, and onnxruntime's Attention (1.32) fails where a past key
 # comes in and no present key goes out.
@@ -35,10 +36,10 @@ class RemoveUnused(Pass):
         """Remove; one note says how much, one that outputs went, one which imports."""
         count = remove_dead(model)
         if count:
-            ctx.note("unused-removed", None, f"{count} unused nodes and initializers removed", count=count)
+            ctx.note("unused-removed", None, f"unused nodes and initializers removed: {count}", count=count)
         outputs = _trim_outputs(model)
         if outputs:
-            ctx.note("outputs-removed", None, f"{outputs} unused optional outputs removed", count=outputs)
+            ctx.note("outputs-removed", None, f"{plural(outputs, 'unused optional output')} removed", count=outputs)
         used = {node.domain for graph in all_graphs(model) for node in graph} | {"", "ai.onnx"}
         unused = sorted(set(model.opset_imports) - used)
         for domain in unused:

@@ -16,6 +16,7 @@ from onnxq.numerics.spec import Blocked, Granularity, PerAxis, PerTensor
 from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
 from onnxq.weights import weight_tensor
+from onnxq.wording import plural
 
 SMALLEST_FIT = 16
 """Smallest block that `fit` chooses; onnxruntime has kernels for 16 and up."""
@@ -74,9 +75,8 @@ class ResolveAxes(Pass):
             wanted = spec.granularity
             length = _Use(edge, ctx, self, True).short(wanted) if isinstance(wanted, Blocked) else 0
             if length and isinstance(wanted, Blocked):
-                why = (
-                    f"blocks of {wanted.size} do not divide the {length} values of '{edge.value.name}' along their axis"
-                )
+                values = f"the {plural(length, 'value')} of '{edge.value.name}' along their axis"
+                why = f"blocks of {wanted.size} do not divide {values}"
                 ctx.note("short-block", edge.node, f"{why}: stays float", length=length, block=wanted.size)
                 found[edge.node] = Decision("float", "short-block", why)
         if not found:
@@ -137,10 +137,10 @@ class _Use:
             return Blocked(size, axis)
         fits = [b for b in (1 << k for k in range(4, size.bit_length())) if length % b == 0]
         if self.options.short_block == "fit" and fits:
-            why = f"has {length} values along axis {axis}: blocks of {fits[-1]}, not {size}"
+            why = f"has {plural(length, 'value')} along axis {axis}: blocks of {fits[-1]}, not {size}"
             self._note("fitted-block", why, length=length, block=fits[-1], asked=size)
             return Blocked(fits[-1], axis)
-        why = f"has {length} values along axis {axis}: the last block of {size} holds {length % size}"
+        why = f"has {plural(length, 'value')} along axis {axis}: the last block of {size} holds {length % size}"
         self._note("short-block", why, length=length, block=size, last=length % size)
         return Blocked(size, axis)
 
@@ -171,10 +171,9 @@ class _Use:
             self._note("shared-directions", "has one scale a gate row for both directions: no blocks here")
         groups = ops.scale_tiles(node)
         if groups > 1:
-            why = (
-                f"has {self.dims[axis]} scales for {groups * self.dims[axis]} channels: its {groups} groups share them"
-            )
-            self._note("group-shared-scale", why, scales=self.dims[axis], groups=groups)
+            scales = self.dims[axis]
+            why = f"has {plural(scales, 'scale')} for {groups * scales} channels: its {groups} groups share them"
+            self._note("group-shared-scale", why, scales=scales, groups=groups)
         return PerAxis(axis)
 
     def _note(self, code: str, why: str, **numbers: int) -> None:

@@ -19,6 +19,7 @@ from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
 from onnxq.targets.target import PackAxis
 from onnxq.weights import weight_tensor
+from onnxq.wording import plural
 
 REMEDY = "on-odd: pad widens it, or choose another pack-axis"
 
@@ -202,4 +203,4 @@ def _pad(
 
 def _all(found: Mapping[ir.Node, Sequence[OddAxis]]) -> str:
     layers = [f"{node.name} ({node.op_type}): {'; '.join(map(str, odd))}" for node, odd in found.items()]
-    return f"{len(layers)} layers cannot be packed ({REMEDY}):\n  " + "\n  ".join(layers)
+    return f"{plural(len(layers), 'layer')} cannot be packed ({REMEDY}):\n  " + "\n  ".join(layers)

@@ -16,6 +16,7 @@ from onnxq.sensitivity import Search
 from onnxq.session import Runtime
 from onnxq.trial import Feeds as Sample
 from onnxq.trial import decibels, open_trial
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,8 @@ class SpareSensitive(Pass):
         for method, ratio in methods.items():
             methods[method] = round(ratio, 2)
         last = decibels(search.noise)
-        why = f"outputs measured on {len(samples)} samples: {first:.1f} dB with all layers, {last:.1f} dB as planned"
+        measured = f"outputs measured on {plural(len(samples), 'sample')}"
+        why = f"{measured}: {first:.1f} dB with all layers, {last:.1f} dB as planned"
         ctx.note("measured", None, why, first_db=round(first, 2), last_db=round(last, 2), methods_db=methods)
         ctx.put(Planner(goal.target, replace(plan.wishes, banned=banned)).make(model))
         ctx.put(replace(ranges, of=search.ranges))
@@ -94,7 +96,7 @@ class SpareSensitive(Pass):
         if not plan.activations:
             return "no planned activations"
         if len(plan.weights) > self.max_layers:
-            return f"{len(plan.weights)} layers are more than max-layers ({self.max_layers})"
+            return f"{plural(len(plan.weights), 'layer')}, more than max-layers ({self.max_layers})"
         return ""
 
 

@@ -26,6 +26,7 @@ from onnxq.numerics.spec import Encoding
 from onnxq.pairs import at_source, carried_on, parameter, read_encoding
 from onnxq.passbase import Context, Pass
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
+from onnxq.wording import plural
 
 OUTPUT_DTYPE_SINCE = 21
 """First opset whose QuantizeLinear has ``output_dtype``."""
@@ -90,7 +91,7 @@ class Thaw(Pass):
         count = len(writer.floats)
         if count:
             remove_dead(model)
-            ctx.note("thawed", None, f"{count} weights are float in front of a QuantizeLinear", count=count)
+            ctx.note("thawed", None, f"{plural(count, 'weight')} now float in front of a QuantizeLinear", count=count)
         return plain or bool(count)
 
 

@@ -14,6 +14,7 @@ from onnxq.layers import per_channel
 from onnxq.look import attr_float, attr_int, constant_tensor, dims_of, onnx_op, uses
 from onnxq.nbits import DOMAIN, OP, Refused, Weight, dequantized, read_weight
 from onnxq.passbase import Context, Pass
+from onnxq.wording import plural
 
 _EIGHT_BITS: tuple[ir.DataType | None, ...] = (ir.DataType.INT8, ir.DataType.UINT8)
 _LEVELS = {
@@ -74,7 +75,7 @@ class ToMatmulnbits(Pass):
 
     def _note(self, lowering: _Lowering, ctx: Context) -> None:
         level = self.accuracy_level
-        why = f"{lowering.layers} layers became MatMulNBits at accuracy level {level}: {_LEVELS[level]}"
+        why = f"{plural(lowering.layers, 'layer')} became MatMulNBits at accuracy level {level}: {_LEVELS[level]}"
         ctx.note("matmulnbits", None, why, layers=lowering.layers, accuracy_level=level)
         if lowering.eight_bit and level < 4:
             why = (

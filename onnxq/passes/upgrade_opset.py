@@ -14,6 +14,7 @@ from onnxq.errors import OptionError, UnsupportedError
 from onnxq.opset_rewrite import NeedsShapes
 from onnxq.passbase import Context, Pass
 from onnxq.passes.infer_shapes import InferShapes
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class UpgradeOpset(Pass):
         ctx.note(
             "opset-upgraded",
             None,
-            f"opset {start} -> {self.to}; {count} nodes replaced",
+            f"opset {start} -> {self.to}; {plural(count, 'node')} replaced",
             before=start,
             after=self.to,
             replaced=count,

@@ -18,6 +18,7 @@ from onnxq.errors import ValidationError
 from onnxq.look import all_nodes, attr_int, constant, constant_tensor, dims_of, onnx_op
 from onnxq.passbase import Context, Pass
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]
 Finding = tuple[str, str]
@@ -55,7 +56,7 @@ class ValidateQdq(Pass):
                     broken.append(f"{node.name} ({node.op_type}): {why} [{code}]")
         if broken:
             more = f"\n  … and {len(broken) - 10} more" if len(broken) > 10 else ""
-            raise ValidationError(f"{len(broken)} broken Q/DQ rules:\n  " + "\n  ".join(broken[:10]) + more)
+            raise ValidationError(f"{plural(len(broken), 'broken Q/DQ rule')}:\n  " + "\n  ".join(broken[:10]) + more)
         return False
 
 
@@ -93,7 +94,7 @@ def _parameters(node: ir.Node) -> Iterator[Finding]:
     least, most = _normal(scale.dtype)
     good = (scale >= least) & (scale <= most)
     if not good.all():
-        yield "bad-scale", f"{int((~good).sum())} of {scale.size} scales are not finite, positive and normal"
+        yield "bad-scale", f"{int((~good).sum())} of {plural(scale.size, 'scale')} not finite, positive and normal"
     if zero is not None:
         if tuple(zero.shape.numpy()) != scale.shape and not (zero.size == scale.size == 1):
             yield "zero-point-shape", f"zero point of shape {list(zero.shape.numpy())}, scale of {list(scale.shape)}"

@@ -9,6 +9,7 @@ from onnxq.comparison import Comparison
 from onnxq.numerics.similarity import Agreement
 from onnxq.report.tables import human_bytes, share, table
 from onnxq.report.tables import to_text as render
+from onnxq.wording import plural
 
 
 def to_text(found: Comparison, width: int = 120) -> str:
@@ -25,7 +26,7 @@ def parts(found: Comparison) -> list[RenderableType]:
         if output.gap is not None:
             rows.append(("", "default : true", *_cells(output.gap)))
     columns = ("output", "session", "cosine", "worst sample", "SQNR dB", "max error", "top-1", "equal")
-    title = f"Float against quantized on {found.samples} samples of {found.data}"
+    title = f"Float against quantized on {plural(found.samples, 'sample')} of {found.data}"
     out: list[RenderableType] = [table(title, columns, rows, numbers=range(2, 8))]
     lines = []
     if found.float_bytes and found.quant_bytes:
@@ -37,7 +38,7 @@ def parts(found: Comparison) -> list[RenderableType]:
     if lines:
         out.append(Text("\n".join(lines)))
     broken = [
-        f"{output.name} ({session}): {a.broken} values are finite in only one of the models"
+        f"{output.name} ({session}): {plural(a.broken, 'value')} finite in only one of the models"
         for output in found.outputs
         for session, a in output.sessions.items()
         if a.broken

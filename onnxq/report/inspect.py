@@ -8,6 +8,7 @@ from rich.text import Text
 from onnxq.inspection import Inspection, Port
 from onnxq.report.tables import counts, human_bytes, share, table
 from onnxq.report.tables import to_text as render
+from onnxq.wording import plural
 
 SHOWN = 10
 """Rows of a table that are worth a look; the JSON form holds all."""
@@ -35,7 +36,7 @@ def _head(found: Inspection) -> Text:
     size = human_bytes(found.file_bytes) if found.file_bytes else "in memory"
     if found.external_bytes:
         size += f" + {human_bytes(found.external_bytes)} in {', '.join(found.external_files[:3])}"
-        size += f" and {len(found.external_files) - 3} more files" if len(found.external_files) > 3 else ""
+        size += f" and {plural(len(found.external_files) - 3, 'more file')}" if len(found.external_files) > 3 else ""
     opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
     lines = [
         f"{found.file or 'model'}  {size}",

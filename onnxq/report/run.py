@@ -16,6 +16,7 @@ from rich.text import Text
 from onnxq.diagnostics import Diagnostic
 from onnxq.report.tables import counts, human_bytes, share, table
 from onnxq.report.tables import to_text as render
+from onnxq.wording import plural
 
 if TYPE_CHECKING:
     from onnxq.context import Report
@@ -63,7 +64,7 @@ def parts(report: Report) -> list[RenderableType]:
     out: list[RenderableType] = []
     if nodes:
         out.append(plan_table(nodes))
-        out.append(Text("{} of {} layers quantized".format(*quantized_layers(nodes))))
+        out.append(Text(quantized_text(nodes)))
         out += reason_tables(nodes)
     weights = report.tables.get("weights")
     if weights:
@@ -85,6 +86,12 @@ def quantized_layers(nodes: dict[str, dict[str, Any]]) -> tuple[int, int]:
     """How many nodes with constant weights a plan stores as integers, and how many there are."""
     layers = [node for node in nodes.values() if node.get("layer")]
     return sum(node["status"] != "float" for node in layers), len(layers)
+
+
+def quantized_text(nodes: dict[str, dict[str, Any]]) -> str:
+    """`quantized_layers` in words."""
+    done, total = quantized_layers(nodes)
+    return f"{done} of {plural(total, 'layer')} quantized"
 
 
 def plan_table(nodes: dict[str, dict[str, Any]]) -> RenderableType:

@@ -135,7 +135,7 @@ def test_no_samples_asked_for():
         ),
         ({"x": x()[0]}, r"got float32\[3\] \(rank 2 wanted, got 1\)"),
         ({"x": x().T}, r"got float32\[3, 2\] \(dimension 1 must be 3\)"),
-        ([x(), x()], r"holds 2 unnamed arrays, but the model has 1 inputs \(x\)"),
+        ([x(), x()], r"holds 2 unnamed arrays, but the model has 1 input \(x\)"),
         ("text", r"is a str; give a dict"),
     ],
 )

@@ -28,6 +28,7 @@ from onnxq.recipe import load_recipe
 from onnxq.sensitivity import Search
 from onnxq.session import Runtime
 from onnxq.trial import open_trial
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]
 DIMS = (1, 8, 12, 12)
@@ -202,7 +203,7 @@ def test_the_better_method_is_taken(run_model: Callable[..., Any]) -> None:
     ("options", "why"),
     [
         ({"with_samples": False}, "no samples to measure on"),
-        ({"max_layers": 3}, "6 layers are more than max-layers (3)"),
+        ({"max_layers": 3}, "6 layers, more than max-layers (3)"),
     ],
 )
 def test_why_it_was_skipped(options: dict[str, Any], why: str) -> None:
@@ -224,7 +225,7 @@ def test_nothing_planned() -> None:
 @pytest.mark.parametrize(("samples", "measured"), [(1, 1), (6, 6), (20, 8)])
 def test_samples_are_spread(samples: int, measured: int) -> None:
     net = Net().spare(samples=samples, enough=-50.0)
-    assert net.note("measured").message.startswith(f"outputs measured on {measured} samples: ")
+    assert net.note("measured").message.startswith(f"outputs measured on {plural(measured, 'sample')}: ")
 
 
 def test_samples_of_unknown_number() -> None:
