@@ -3,7 +3,7 @@
 A MatMul of 4096 x 4096 with one row of input, in blocks of 32 and 128, and the whole of MiniLM in blocks of 32. Both
 tools round to the nearest integer, symmetric. ``onnxq`` writes standard ONNX, which onnxruntime turns into MatMulNBits
 at accuracy level 4 when it loads the file; ``onnxq-nbits`` has been through the pass to-matmulnbits at that level;
-``onnxruntime`` is the output of its own tool at that level. Rounds are interleaved and the least time counts. Writes
+``onnxruntime`` is the output of its own tool at that level. Rounds are interleaved; the least CPU time counts. Writes
 ``results/weight_only.json``.
 
     python -m benchmarks.weight_only               # two minutes
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -67,8 +68,8 @@ def lower(source: Path, out: Path, step: Pass) -> None:
 
 
 def measured(name: str, files: dict[str, Path], feed: Feed, seconds: float) -> dict[str, Any]:
-    """One row: milliseconds of each file, and the ratios that matter."""
-    found = latency(list(files.values()), [feed], threads=1, rounds=ROUNDS, seconds=seconds)
+    """One row: CPU milliseconds of each file, and the ratios that matter."""
+    found = latency(list(files.values()), [feed], 1, ROUNDS, seconds, clock=time.thread_time)
     times = dict(zip(files, found, strict=True))
     return {
         "case": name,
