@@ -107,7 +107,7 @@ def _between_pairs(node: ir.Node, target: Target, pairs: list[ir.Node], has_weig
     """The state of a node all of whose float inputs come from DequantizeLinear."""
     if any(onnx_op(_producer(n.inputs[0]), "DynamicQuantizeLinear") for n in pairs):
         return State("dynamic")
-    quantized_output = _feeds_q(node, target)
+    quantized_output = feeds_q(node, target)
     if not (has_weight or quantized_output):
         rule = _rule(node, target)
         if rule is None or rule.needs_output_q:
@@ -136,7 +136,7 @@ def _producer(value: ir.Value | None) -> ir.Node | None:
     return value.producer() if value is not None else None
 
 
-def _feeds_q(node: ir.Node, target: Target) -> bool:
+def feeds_q(node: ir.Node, target: Target) -> bool:
     """Whether a QuantizeLinear follows, looked through the activations and data movement the target folds away."""
     looks_on = _rule(node, target) is not None
     while True:

@@ -13,7 +13,7 @@ from onnxq.facts import Decision, Fact, Goal, Plan, Wishes
 from onnxq.look import all_nodes, onnx_op
 from onnxq.numerics.spec import Blocked
 from onnxq.passbase import Context, Pass
-from onnxq.planfile import read_plan
+from onnxq.planfile import Filed, read_plan
 from onnxq.planning import Planner
 from onnxq.planning.checks import GranularityName, Request, SymmetryName
 from onnxq.planning.unfused import unfused
@@ -85,9 +85,9 @@ class MakePlan(Pass):
         """
         target = self._goal(ctx).target
         activation, weight = self._request.specs(target)
-        filed = read_plan(self.file, model) if self.file else {}
-        banned = self._banned(model) | {node: said for node, said in filed.items() if said.status == "float"}
-        forced = {node for node, said in filed.items() if said.status in ("integer", "weight-only")}
+        filed = read_plan(self.file, model) if self.file else Filed()
+        banned = self._banned(model) | {node: said for node, said in filed.decisions.items() if said.status == "float"}
+        forced = {node for node, said in filed.decisions.items() if said.status in ("integer", "weight-only")}
         forced |= set(resolve(self.force, model) if self.force else ())
         # DynamicQuantizeLinear writes uint8 and MatMulInteger takes 8-bit weights only, not in blocks.
         dynamic = self.dynamic == "auto" and activation.qtype.name == "uint8" and weight.qtype.bits == 8
@@ -148,14 +148,12 @@ def _check_opset(plan: Plan, opset: int, target: Target) -> None:
         )
 
 
-def _note_unmet(plan: Plan, filed: dict[ir.Node, Decision], ctx: Context) -> None:
+def _note_unmet(plan: Plan, filed: Filed, ctx: Context) -> None:
     """Say where the plan is not what the caller asked for."""
+    for place, why in filed.differences(plan):
+        ctx.note("plan-not-met", place, why, Severity.WARNING)
     for node, made in plan.decisions.items():
-        said = filed.get(node)
-        if said is not None and said.status not in ("float", made.status):
-            why = f"the plan file says {said.status}, it becomes {made.status}: {made.reason}"
-            ctx.note("plan-not-met", node, why, Severity.WARNING)
-        elif said is None and made.status == "float" and node in plan.wishes.forced:
+        if made.status == "float" and node in plan.wishes.forced and node not in filed.decisions:
             ctx.note("force-not-met", node, f"it stays float all the same: {made.reason}", Severity.WARNING)
 
 

@@ -12,6 +12,8 @@ from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q, source_of, sta
 from onnxq.targets import IntegerOp, Kind, Target
 
 _ALIASES = {"float32": "float", "float64": "double"}
+ALREADY = "already-quantized"
+BETWEEN_PAIRS = "stands between Q/DQ pairs already"
 LAYERS = ("matmul-like", "recurrent")
 """Kinds of ops that carry weights and anchor integer islands."""
 
@@ -21,7 +23,7 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
     if node in wishes.banned:
         return wishes.banned[node]
     if _computes_on_integers(node):
-        return Decision("integer", "already-quantized", "works on integers already")
+        return Decision("integer", ALREADY, "works on integers already")
     if wishes.weight_only and ops.info(node) is None and not bodies(node):
         return Decision("float", "no-weight", f"{node.op_type} carries no weights")
     rule = target.integer_ops.get(node.op_type) if node.domain == "" else None
@@ -87,4 +89,4 @@ def _computes_on_integers(node: Node) -> bool:
 
 def _as_found(node: Node, target: Target) -> Decision:
     state = state_of(node, target)
-    return Decision(state.status if state else "float", "already-quantized", "stands between Q/DQ pairs already")
+    return Decision(state.status if state else "float", ALREADY, BETWEEN_PAIRS)

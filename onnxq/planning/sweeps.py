@@ -17,8 +17,9 @@ from onnxq.layers import Layer, data_inputs, folded_behind, is_float
 from onnxq.look import all_nodes, is_constant
 from onnxq.planning.bodies import plan_bodies, plan_functions
 from onnxq.planning.emission import Emission, may_be_dynamic
-from onnxq.planning.misfits import LAYERS, layer_of, rule_of
+from onnxq.planning.misfits import ALREADY, BETWEEN_PAIRS, LAYERS, layer_of, rule_of
 from onnxq.planning.weight_only import plan_weights
+from onnxq.states import feeds_q
 from onnxq.targets import IntegerOp, Target
 
 # Ranges known without data (operator texts).
@@ -74,7 +75,7 @@ class Planner:
         if not isinstance(rule, Decision) and rule.kind in LAYERS:
             self._forward_layer(node, rule)
             return
-        why = rule if isinstance(rule, Decision) else self._float_operand(node, rule)
+        why = rule if isinstance(rule, Decision) else self._as_found(node, rule) or self._float_operand(node, rule)
         if why is not None:
             self._to.plan.decisions[node] = why
             return
@@ -85,6 +86,13 @@ class Planner:
             self._inside[folded] = node
             self._tails[node] = folded.outputs[0]
         self._able.update(self._results(node))
+
+    def _as_found(self, node: ir.Node, rule: IntegerOp) -> Decision | None:
+        """The decision on a bias Add, Relu or data movement between a quantized layer of the input file and its Q."""
+        makers = [e.value.producer() for e in data_inputs(node, rule)]
+        found = [self._to.plan.decisions.get(maker) if maker is not None else None for maker in makers]
+        inside = all(d is not None and (d.status, d.code) == ("integer", ALREADY) for d in found)
+        return Decision("integer", ALREADY, BETWEEN_PAIRS) if found and inside and feeds_q(node, self.target) else None
 
     def _float_operand(self, node: ir.Node, rule: IntegerOp) -> Decision | None:
         data = data_inputs(node, rule)

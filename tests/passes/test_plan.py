@@ -85,6 +85,19 @@ def test_a_quantized_model_stays_as_it_is(quantized: Callable[..., Any], run_mod
     np.testing.assert_array_equal(run_model(first.proto, feeds[0])[0], run_model(again.proto, feeds[0])[0])
 
 
+def test_what_stands_inside_a_quantized_layer_is_quantized(quantized: Callable[..., Any]) -> None:
+    """Bias Add, Relu and MaxPool before the Q of their layer; a Relu that no Q follows is float."""
+    body = "c = Conv(x, k) r = Relu(c) p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) d = Conv(p, k2)"
+    body += " f = Flatten(d) m = MatMul(f, w) a = Add(m, b) s = Relu(a) n = MatMul(s, u) y = Relu(n)"
+    weights = {"k": w(8, 4, 3, 3), "k2": w(8, 8, 3, 3), "w": w(8, 16), "b": w(16), "u": w(16, 8)}
+    feeds = [{"x": RNG.standard_normal((1, 4, 8, 8)).astype("f")} for _ in range(2)]
+    first = quantized(build("(float[1,4,8,8] x) => (float[a,b] y)", body, weights), feeds=feeds, dynamic="never")
+    nodes = quantized(first.proto, feeds=feeds, dynamic="never").plan["nodes"].values()
+    found = [(n["op"], n["status"], n["code"]) for n in nodes if not n["op"].endswith("izeLinear")]
+    inside = ["Conv", "Relu", "MaxPool", "Conv", "Flatten", "MatMul", "Add", "Relu", "MatMul"]
+    assert found == [*((op, "integer", "already-quantized") for op in inside), ("Relu", "float", "float-operand")]
+
+
 def test_weight_only_layers_are_left_alone() -> None:
     """MatMul with a float input and a weight that is stored as integers."""
     weights = {"q": np.ones((16, 8), np.int8), "s": np.ones(8, "f"), "z": np.zeros(8, np.int8)}
@@ -249,3 +262,5 @@ def test_a_plan_comes_back(tmp_path: Path) -> None:
     (note,) = ctx.report.of("plan-not-met")
     assert note.place.node == "n3" and "the plan file says integer, it becomes float: its operand 'd'" in note.message
     assert len(edited.activations) == len(made.activations) and len(edited.weights) == 2
+    _, ctx, _ = plan(proto, file=str(file), weights="uint8")
+    assert {n.place.node for n in ctx.report.of("plan-not-met")} == {"n0", "n3", "n4"}, "of the same plan, other types"
