@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from onnxq.encoding import activation_encoding, groups
 from onnxq.facts import Decision, Plan, Range
 from onnxq.layers import Layer, read_layer
+from onnxq.look import dims_of, onnx_op
 from onnxq.numerics.spec import Encoding
 from onnxq.planning import Planner
 from onnxq.planning.requantized import requantized
@@ -166,10 +168,22 @@ class Search:
             if decision.status != "integer" or decision.code == "part-of-layer":
                 continue
             layer = read_layer(node, plan.wishes.banned) if decision.code == "layer" else None
-            value = layer.tail if isinstance(layer, Layer) else node.outputs[0]
-            size = self.ranges[value].size if value in self.ranges else 0.0
-            work += size * (layer.terms if isinstance(layer, Layer) else ELEMENTWISE)
+            if isinstance(layer, Layer):
+                work += self._size(layer) * layer.terms
+            elif node.outputs[0] in self.ranges:
+                work += self.ranges[node.outputs[0]].size * ELEMENTWISE
         return work
+
+    def _size(self, layer: Layer) -> float:
+        """Values that a layer computes for one sample."""
+        known = self.ranges.get(layer.tail)
+        if known is not None:
+            return known.size
+        first = self.ranges.get(layer.inputs[0].value)  # nobody observes an output that stays float
+        if first is not None and layer.channels and onnx_op(layer.node, "Gemm", "MatMul"):
+            return first.size / max(layer.terms, 1) * layer.channels
+        dims = dims_of(layer.tail)
+        return 0.0 if dims is None else float(math.prod(d or 1 for d in dims))
 
 
 def encodings(plan: Plan, ranges: Ranges) -> dict[ir.Value, Encoding]:

@@ -245,3 +245,29 @@ def test_quantized_already_is_no_candidate() -> None:
         search = Search(net.model, goal.target, trial, ranges, plan)
         names = [n.name for n in search._candidates()]
     assert names == ["c0", "c1", "wide", "back", "c2", "y"]
+
+
+DENSE = """<ir_version: 8, opset_import: ["" : 17]> g (float[1,8,12,12] x) => (float[a,b] y) {
+  c = Conv<pads=[1,1,1,1]>(x, w0, b0) f = Flatten(c) y = MatMul(f, dense) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "products"),
+    [
+        (NET, "ort-cpu", [72, 72, 8, 8, 72, 8]),
+        (DENSE, "ort-cpu", [72, 10 / 1152 * 1152]),  # nobody observes the output of the MatMul, which stays float
+        (NET, "ascend", [72, 72, 8, 8, 72, 8]),
+    ],
+)
+def test_work_counts_layers_whose_output_stays_float(text: str, target: str, products: list[float]) -> None:
+    net = Net(text=text, target=target, dynamic="never")
+    net.proto.graph.initializer.append(numpy_helper.from_array(np.ones((1152, 10), "f"), "dense"))
+    net.start()
+    plan, goal = net.ctx.get(Plan), net.ctx.get(Goal)
+    with open_trial(net.model, plan, net.samples[:1], Runtime()) as trial:
+        search = Search(net.model, goal.target, trial, dict(net.ctx.get(Ranges).of), plan)
+    layers = [node for node, decision in plan.decisions.items() if decision.code == "layer"]
+    assert len(layers) == len(products)
+    last = next(v for v in net.model.graph.outputs)
+    assert (last in plan.activations) == ((text, target) == (NET, "ort-cpu"))
+    assert search._work(plan) == sum(1152 * n for n in products)
