@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 import onnxq
+from onnxq import provenance
 from onnxq.border import Crossing, open_model
 from onnxq.collector import relaxed
 from onnxq.context import Context, Progress, Report
@@ -149,9 +150,10 @@ def run(
         ctx.put(Feeds(source))
     elif preprocessing is not None or samples is not None:
         raise OptionError("samples and preprocessing need data")
-    before = weight_bytes(crossing)
+    before, names = weight_bytes(crossing), provenance.start(crossing.model)
     kept = _Keep()
     replace(pipeline, instruments=(Timing(), *pipeline.instruments, kept)).run(crossing.model, ctx)
+    provenance.finish(crossing.model, names)
     _stamp(crossing, pipeline.label, ctx)
     ctx.report.tables |= {"plan": kept.plan, "weights": {"before": before, "after": weight_bytes(crossing)}}
     path = Path(output) if output is not None else None

@@ -35,6 +35,7 @@ from onnxq.look import (
     tensor_of_constant,
     uses,
 )
+from onnxq.provenance import inherit
 
 __all__ = [
     "PASS_KEY",
@@ -239,8 +240,11 @@ def replace_uses(value: ir.Value, new: ir.Value, namer: Fresh, where: Where | No
     """Let ``new`` stand in for ``value``: at all uses in all scopes, or at those that ``where`` accepts.
 
     Without ``where`` graph outputs move too, and keep name, type and shape: ``new`` takes them over where it can
-    (`may_become_output`); else an Identity carries it to the output.
+    (`may_become_output`); else an Identity carries it to the output. Then ``new`` also counts as what ``value`` stood
+    for (`onnxq.provenance`).
     """
+    if where is None:
+        inherit(new, value)
     for edge in uses(value):
         if where is None or where(edge):
             edge.node.replace_input_with(edge.index, new)

@@ -19,6 +19,7 @@ from onnxq.edit import (
     replace_uses,
 )
 from onnxq.passbase import Context, Pass
+from onnxq.provenance import changed
 from onnxq.wording import plural
 
 
@@ -64,6 +65,7 @@ class FuseBatchNorm(Pass):
             return False
         graph, out = node.graph, linear.out
         assert graph is not None
+        changed(linear.node.outputs[0], linear.out)
         if offset is not None:
             add = ir.node("Add", [linear.out, offset], name=namer(f"{node.name or 'batch_norm'}_add"))
             copy_metadata(add, node, self.name)

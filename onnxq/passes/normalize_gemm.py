@@ -14,6 +14,7 @@ from onnxq.facts import Edge
 from onnxq.layers import is_float, per_channel
 from onnxq.look import attr_float, attr_int, constant_tensor
 from onnxq.passbase import Context, Pass
+from onnxq.provenance import changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,7 @@ def _split(node: ir.Node, beta: float, namer: Namer) -> None:
     node.resize_inputs(2)
     is_output = out.is_graph_output()
     replace_uses(out, new, namer)
+    changed(out)
     add.replace_input_with(0, out)
     if not is_output and out.name:
         out.name, new.name = new.name, out.name
