@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxq.carry import constant_behind
 from onnxq.look import constant_tensor
 from onnxq.numerics.affine import quantize
+from onnxq.numerics.packing import pack
 from onnxq.numerics.spec import Encoding, QType
 
 Array = np.ndarray[Any, Any]
@@ -35,24 +36,25 @@ def onnx_dtype(qtype: QType) -> ir.DataType:
 
 
 def as_tensor(values: Array, qtype: QType) -> ir.TensorProtocol:
-    """Integers in their carrier type as a tensor of ``qtype``; 4- and 2-bit types are packed when written."""
+    """Integers in their carrier type as a tensor of ``qtype``; 4- and 2-bit types are packed here and now."""
     if qtype.bits >= 8:
         return ir.Tensor(values)
-    return ir.Tensor(values.astype(getattr(ml_dtypes, qtype.name)), dtype=onnx_dtype(qtype))
+    return ir.PackedTensor(pack(values, qtype), onnx_dtype(qtype), shape=values.shape)
+
+
+def lazy_tensor(make: Callable[[], Array], qtype: QType, shape: Sequence[int]) -> ir.LazyTensor:
+    """A tensor of ``qtype`` whose integers are made, and packed, each time it is read or written."""
+    return ir.LazyTensor(lambda: as_tensor(make(), qtype), dtype=onnx_dtype(qtype), shape=ir.Shape(shape))
 
 
 def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.TensorProtocol:
     """The integer copy of a constant float value, shape kept."""
     source = weight_tensor(value)
     assert source is not None
-    qtype = encoding.spec.qtype
-    if encoding.integers is not None:
-        return as_tensor(encoding.integers, qtype)
-    return ir.LazyTensor(
-        lambda: as_tensor(quantize(source.numpy(), encoding), qtype),
-        dtype=onnx_dtype(qtype),
-        shape=ir.Shape(source.shape.numpy()),
-    )
+    integers, shape = encoding.integers, source.shape.numpy()
+    if integers is not None:
+        return lazy_tensor(lambda: integers, encoding.spec.qtype, shape)
+    return lazy_tensor(lambda: quantize(source.numpy(), encoding), encoding.spec.qtype, shape)
 
 
 def quantized_bias(bias: Array, encoding: Encoding) -> ir.TensorProtocol:
