@@ -84,14 +84,15 @@ def quantize(
         progress: Called with (label, done, total).
         custom_op_library: Shared library with kernels of custom ops, for calibration.
         seed: Seed of everything random.
-        **parameters: Parameters of the recipe: ``activations``, ``weights``, ``method``, ``exclude``, ``include``,
-            ``ranges`` (a calibration cache instead of data), ``plan`` (a plan file), …
+        **parameters: Parameters of the recipe, with _ for -: ``activations``, ``weights``, ``method``, ``exclude``,
+            ``include``, ``ranges`` (a calibration cache instead of data), ``plan`` (a plan file), …
 
     Raises:
         OnnxqError: Bad model, data, options; the message names place and remedy. Nothing is written then.
     """
     return run(
-        recipe, model, data, target=target, output=output, parameters=parameters, samples=samples,
+        recipe, model, data, target=target, output=output, samples=samples,
+        parameters={name.replace("_", "-"): value for name, value in parameters.items()},
         preprocessing=preprocessing, progress=progress, custom_op_library=custom_op_library, seed=seed,
     )  # fmt: skip
 

@@ -301,3 +301,11 @@ def test_a_context_of_its_own_each_run() -> None:
     assert Context().report is not Context().report
     one, two = quantize(net(), samples()), quantize(net(), samples())
     assert [n.to_json() for n in one.report.notes] == [n.to_json() for n in two.report.notes]
+
+
+def test_parameters_of_a_recipe_as_python_names() -> None:
+    result = onnxq.quantize(net(), recipe="w4-blocked", block_size=16, target="onnx", rounding="nearest")
+    sizes = {a.i for n in result.model.graph.node for a in n.attribute if a.name == "axis"}
+    assert sizes == {0, 1}, "w3 has 16 inputs, one block: one scale a channel, as the convolutions"
+    with pytest.raises(RecipeError, match="did you mean block-size"):
+        onnxq.quantize(net(), recipe="w4-blocked", block_sise=16)
