@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from onnxq.api import quantize as quantize
     from onnxq.api import run as run
     from onnxq.comparing import compare as compare
+    from onnxq.debugging import debug as debug
     from onnxq.foreign import proto_pass as proto_pass
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
@@ -22,6 +23,7 @@ _HOME = {
     "quantize": "onnxq.api",
     "run": "onnxq.api",
     "compare": "onnxq.comparing",
+    "debug": "onnxq.debugging",
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",

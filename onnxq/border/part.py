@@ -33,16 +33,17 @@ def part_for(graph: ir.Graph, outputs: Sequence[ir.Value]) -> Part:
         if node is None or node in nodes or node.graph is not graph:
             continue
         nodes.add(node)
-        for value in _reads(node):
+        for value in reads(node):
             if value not in values:
                 values.add(value)
                 todo.append(value)
     return Part(outputs, [node for node in graph if node in nodes], frozenset(values))
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, also from inside its bodies; what those make themselves is among it."""
     yield from [value for value in node.inputs if value is not None]
     for body in bodies(node):
         yield from body.outputs
         for inner in body:
-            yield from _reads(inner)
+            yield from reads(inner)
