@@ -86,9 +86,9 @@ class Similarity:
                 self.broken += int(np.count_nonzero(~finite & ~same))
                 a, b = a[finite], b[finite]
             error = a - b
-            self.noise += float(error @ error)
-            self.worst_error = max(self.worst_error, float(np.abs(error).max(initial=0.0)))
-            dot, ref2, other2 = dot + float(a @ b), ref2 + float(a @ a), other2 + float(b @ b)
+            self.noise += _dot(error, error)
+            self.worst_error = max(self.worst_error, float(error.max(initial=0.0)), -float(error.min(initial=0.0)))
+            dot, ref2, other2 = dot + _dot(a, b), ref2 + _dot(a, a), other2 + _dot(b, b)
         return dot, ref2, other2
 
     def result(self) -> Agreement:
@@ -109,6 +109,11 @@ class Similarity:
             self.worst_error,
             self.same_answer / self.answers if self.answers else None,
         )
+
+
+def _dot(a: Array, b: Array) -> float:
+    """Sum of products in one thread: BLAS takes several for it, which wait for onnxruntime's (0.05 against 8 ms)."""
+    return float(np.einsum("i,i->", a, b))
 
 
 def cosine(dot: float, ref2: float, other2: float) -> float:
