@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxq import border
 from onnxq.numerics.affine import quantize
 from onnxq.numerics.encodings import from_values
-from onnxq.numerics.spec import PerAxis, PerTensor, QType, TensorSpec
+from onnxq.numerics.packing import pack
+from onnxq.numerics.spec import Blocked, PerAxis, PerTensor, QType, TensorSpec
 from onnxq.weights import quantized_bias, quantized_weight, weight_tensor
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +61,34 @@ def test_quantized_when_it_is_written(kind: str, axis: int | None) -> None:
     assert tensor.shape == ir.Shape([3, 5])
     np.testing.assert_array_equal(tensor.numpy().astype(int), quantize(array, encoding))
     assert len(tensor.tobytes()) == -(-15 * qtype.bits // 8)
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "int2", "uint2"])
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_packed_once(kind: str, external: bool, chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From floats to the file: packed by our own routine, neither unpacked nor packed again on the way."""
+    array = RNG.standard_normal((65, 67)).astype(np.float32)
+    made = model("y = MatMul(x, w)", array)
+    qtype = QType.named(kind)
+    encoding = from_values(array, TensorSpec(qtype, qtype.signed, Blocked(32, 0)))
+    wanted = quantize(array, encoding)
+    if chosen:
+        encoding = replace(encoding, integers=wanted)
+    value = made.graph.initializers["w"]
+    tensor = quantized_weight(value, encoding)
+    assert isinstance(tensor, ir.LazyTensor) and isinstance(tensor.raw(), ir.PackedTensor)
+    made.graph.initializers["q"] = ir.Value(name="q", const_value=tensor, type=ir.TensorType(tensor.dtype))
+
+    def refuse(*args: Any) -> Array:
+        raise AssertionError("unpacked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ir.PackedTensor, "numpy", refuse)
+        border.save(made, tmp_path / "m.onnx", external_data=external)
+    (record,) = [t for t in onnx.load(tmp_path / "m.onnx").graph.initializer if t.name == "q"]
+    assert record.raw_data == pack(wanted, qtype).tobytes()
+    np.testing.assert_array_equal(numpy_helper.to_array(record).astype(int), wanted.astype(int))
 
 
 def test_integers_that_were_chosen_are_taken() -> None:
