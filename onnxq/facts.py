@@ -62,7 +62,7 @@ class Feeds(Fact):
     """Calibration samples. ``source`` can be iterated more than once; each item is ``{input name: array}``."""
 
     stays: ClassVar[bool] = True
-    ask: ClassVar[str] = "samples (--data) or calibrated ranges (--ranges); the recipe dynamic works without"
+    ask: ClassVar[str] = "samples (--data) or calibrated ranges (--ranges); dynamic, w8 and w4-blocked need none"
     source: Source
 
 

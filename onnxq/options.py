@@ -93,7 +93,7 @@ def read_options(options: Mapping[str, Option], given: Item, owner: str) -> dict
     items = given.mapping(owner)
     for key, item in items.items():
         if key not in options:
-            raise given.error(f"{owner} has no option '{key}'{near(key, options) or '; it has none'}", key)
+            raise given.error(f"{owner} has no option '{key}'{near(key, options) if options else '; it has none'}", key)
         out[options[key].name] = convert(item, options[key].kind, f"option '{key}' of {owner}")
     missing = [key for key, option in options.items() if option.default is MISSING and key not in items]
     if missing:
@@ -229,7 +229,7 @@ def describe(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(a) for a in args)
     if origin is typing.Literal:
-        return ", ".join(str(a) for a in args)
+        return ", ".join(str(a) or "''" for a in args)
     base = origin or kind
     if base in LISTS:
         return f"list of {describe(args[0])}" if args else "list"

@@ -128,7 +128,7 @@ def values_of(recipe: Recipe, given: Item) -> dict[str, Item]:
     out = {}
     for name, item in given.mapping(f"parameters of {recipe.name}").items():
         if name not in recipe.parameters:
-            hint = near(name, recipe.parameters) or "; it has none"
+            hint = near(name, recipe.parameters) if recipe.parameters else "; it has none"
             raise given.error(f"recipe {recipe.name} has no parameter '{name}'{hint}", name)
         check_choice(recipe.parameters[name], item)
         out[name] = item

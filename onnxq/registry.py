@@ -112,7 +112,8 @@ class Registry:
         try:
             return self.entries[name]
         except KeyError:
-            raise OptionError(f"unknown pass or recipe '{name}'{near(name, self.entries)}") from None
+            hint = near(name, self.entries) or " (onnxq passes lists them)"
+            raise OptionError(f"unknown pass or recipe '{name}'{hint}") from None
 
     def get(self, name: str) -> type[Pass]:
         """Import the pass class of a name.

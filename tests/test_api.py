@@ -172,7 +172,7 @@ def test_bad_data_write_nothing(feeds: list[dict[str, Array]], message: str, tmp
 
 
 def test_without_data() -> None:
-    with pytest.raises(FactError, match=r"samples \(--data\) or calibrated ranges \(--ranges\); the recipe dynamic"):
+    with pytest.raises(FactError, match=r"samples \(--data\) or calibrated ranges \(--ranges\); dynamic, w8"):
         quantize(net())
     with pytest.raises(OptionError, match="samples and preprocessing need data"):
         quantize(net(), samples=3)

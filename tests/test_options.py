@@ -12,6 +12,7 @@ import pytest
 
 from onnxq.context import Context
 from onnxq.errors import OptionError, RecipeError
+from onnxq.options import describe
 from onnxq.passbase import Pass
 from onnxq.recipe import parse_recipe
 from onnxq.selectors import Selector
@@ -139,6 +140,23 @@ def test_options_are_typed_by_the_field(option: str, value: dict[str, object]) -
 def test_a_wrong_option_names_file_line_and_what_would_be_right(option: str, message: str) -> None:
     with pytest.raises(RecipeError, match=f"^r.yaml:2: .*{message}"):
         toy(option)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Literal["", "per-tensor"], "'', per-tensor"),
+        (Level, "off, full-range"),
+        (int | None, "an integer or nothing"),
+        (tuple[int, ...], "list of an integer"),
+        (list, "list"),
+        (dict[str, int], "mapping to an integer"),
+        (dict, "mapping"),
+        (Path, "path"),
+    ],
+)
+def test_types_in_words(kind: object, text: str) -> None:
+    assert describe(kind) == text
 
 
 def test_an_option_without_default_must_be_given() -> None:

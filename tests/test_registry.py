@@ -150,6 +150,8 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_an_error_with_near_names(folder: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown pass or recipe 'zzz' \(onnxq passes lists them\)"):
+        Registry().find("zzz")
     with pytest.raises(OptionError, match="unknown pass or recipe 'my_pas'; did you mean my-pass"):
         Registry([folder]).find("my_pas")
 

@@ -28,12 +28,15 @@ def array_reader(path: Path) -> Reader:
     def read() -> Any:
         try:
             with path.open("rb") as file:
+                if file.peek(6)[:6] != b"\x93NUMPY" and file.peek(2)[:2] != b"PK":
+                    raise DataError(f"{path}: not a NumPy file: it begins neither as .npz nor as .npy")
                 loaded = np.load(file, allow_pickle=False)
                 if isinstance(loaded, np.ndarray):
                     return loaded
                 return {name: loaded[name] for name in loaded.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: not a NumPy file of plain arrays: {error}") from error
+            why = "it holds Python objects" if "allow_pickle" in str(error) else error
+            raise DataError(f"{path}: not a NumPy file of plain arrays: {why}") from error
 
     return read
 

@@ -84,10 +84,14 @@ class Run:
             self._pass(samples, inputs, values[part])
             samples, inputs = self.source, []
         if self._masks and self.samples == 1:
-            names = ", ".join(f"'{v.name}'" for v in self._masks)
             raise DataError(
-                f"input {names} is infinite in sample 0, the only one; a mask is infinite in each of several"
+                f"input {self._infinite} is infinite in sample 0, the only one; a mask is infinite in each of several"
             )
+
+    @property
+    def _infinite(self) -> str:
+        """Names of the inputs that hold an infinity in every sample."""
+        return ", ".join(sorted(f"'{v.name}'" for v in self._masks))
 
     def _announce(self, sizes: Sequence[int], parts: Sequence[slice]) -> None:
         total, most = sum(sizes), max(sum(sizes[p]) for p in parts)
@@ -139,7 +143,8 @@ class Run:
         lo, hi = float(x.min()), float(x.max())
         if not (-limit < lo and hi < limit):
             if math.isnan(lo):
-                raise DataError(f"'{value.name}' is NaN in sample {index}: {REMEDY}")
+                cause = f", where input {self._infinite} is infinite" if self._masks else ""
+                raise DataError(f"'{value.name}' is NaN in sample {index}{cause}: {REMEDY}")
             origin = self._origins.reason(value)
             if origin is not None:
                 self.infinite[value] = origin

@@ -19,7 +19,7 @@ from onnxq.calibration.files import array_reader, natural, test_set_reader
 from onnxq.calibration.images import SUFFIXES, Preprocessing
 from onnxq.calibration.random_data import RANDOM_SAMPLES, random_feeds
 from onnxq.calibration.spool import Spool
-from onnxq.errors import DataError, OptionError, near
+from onnxq.errors import DataError, OnnxqError, OptionError, near
 from onnxq.wording import plural
 
 Data = str | Path | Iterable[Any] | Callable[[], Iterable[Any]]
@@ -193,8 +193,9 @@ def _function(text: str) -> Callable[[], Iterable[Any]]:
     sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise OptionError(f"data '{text}': cannot import '{module_name}' from here: {error}") from error
+    except Exception as error:  # whatever the user's code raises
+        why = f"{type(error).__name__}: {error}"
+        raise OptionError(f"data '{text}': cannot import '{module_name}' from here: {why}") from error
     finally:
         sys.path.remove(here)
     for part in name.split("."):
@@ -203,4 +204,13 @@ def _function(text: str) -> Callable[[], Iterable[Any]]:
         found = getattr(found, part)
     if not callable(found):
         raise OptionError(f"data '{text}' is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+
+    def samples() -> Iterator[Any]:
+        try:
+            yield from found()
+        except OnnxqError:
+            raise
+        except Exception as error:
+            raise DataError(f"data '{text}' failed: {type(error).__name__}: {error}") from error
+
+    return samples

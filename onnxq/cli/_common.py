@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,16 @@ def source(model: str) -> str | bytes:
     """What to open for a MODEL argument; ``-`` is stdin.
 
     Raises:
-        InputError: stdin is a terminal.
+        InputError: stdin is a terminal, or empty.
     """
     if model != "-":
         return model
     if sys.stdin.isatty():
         raise InputError("MODEL is -, but no model comes in on stdin")
-    return sys.stdin.buffer.read()
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise InputError("MODEL is -, but stdin is empty")
+    return data
 
 
 def open_model(model: str) -> Crossing:
@@ -44,16 +47,19 @@ def open_model(model: str) -> Crossing:
     return border.open_model(source(model))
 
 
-def check_out(out: str) -> None:
-    """Refuse early what would only fail after the work.
+def check_out(out: str, *files: str | None) -> None:
+    """Refuse early what would only fail after the work: OUT, and the other files a command writes.
 
     Raises:
-        OptionError: A model to a terminal, or onto a folder.
+        OptionError: A model to a terminal, or something onto a folder.
     """
     if out == "-" and sys.stdout.isatty():
         raise OptionError("OUT is -, but stdout is a terminal: redirect it, or name a file")
     if out != "-" and Path(out).is_dir():
         raise OptionError(f"OUT {out} is a folder: name a file")
+    for file in files:
+        if file is not None and Path(file).is_dir():
+            raise OptionError(f"{file} is a folder: name a file")
 
 
 def send(model: ModelProto) -> None:
@@ -69,15 +75,23 @@ def send(model: ModelProto) -> None:
 
 
 def save_json(data: Any, out: str | Path) -> None:
-    """Write JSON whole or not at all; missing folders are made."""
+    """Write JSON whole or not at all; missing folders are made.
+
+    Raises:
+        OptionError: The file cannot be written.
+    """
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         part.replace(path)
+    except OSError as error:
+        why = "its folder is a file" if path.parent.is_file() else error.strerror
+        raise OptionError(f"cannot write {out}: {why}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def log(message: str) -> None:

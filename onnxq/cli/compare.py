@@ -28,14 +28,16 @@ def compare(
     if an output misses a bound.
     """
     import json
-    import sys
 
-    from onnxq.cli._common import log, progress
+    from onnxq.cli._common import log, progress, source
     from onnxq.comparing import compare as run
+    from onnxq.errors import OptionError
     from onnxq.report.compare import parts
     from onnxq.report.tables import show, stdout
 
-    models = [sys.stdin.buffer.read() if m == "-" else m for m in (float_model, quant_model)]
+    if float_model == quant_model == "-":
+        raise OptionError("FLOAT and QUANT are both -: only one model comes in on stdin")
+    models = [source(m) for m in (float_model, quant_model)]
     with progress() as bars:
         found = run(
             models[0],

@@ -8,7 +8,7 @@ import typer
 
 
 def passes(
-    name: Annotated[str | None, typer.Argument(help="Describe this pass or recipe in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this pass or recipe in full.")] = None,
     pass_dir: Annotated[list[str] | None, typer.Option(metavar="DIR", help="Folder with own passes.")] = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print.")] = "text",
 ) -> None:

@@ -49,6 +49,8 @@ def plan(
     from onnxq.report.run import layer_table, plan_table, quantized_text, reason_tables
     from onnxq.report.tables import show, stdout
 
+    if out is not None:
+        _common.check_out(out)
     parameters = o.given(
         set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
         exclude=exclude, include=include, force=force, dynamic=dynamic, search=search, on_odd=on_odd,

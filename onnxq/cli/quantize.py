@@ -61,7 +61,7 @@ def quantize(
     from onnxq.report import run as report_of
     from onnxq.report.tables import human_bytes, show, stdout
 
-    _common.check_out(out)
+    _common.check_out(out, save_ranges, save_plan, report)
     parameters = o.given(
         set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
         weight_method=weight_method, exclude=exclude, include=include, force=force, dynamic=dynamic, search=search,

@@ -57,7 +57,7 @@ def run(
     from onnxq.report import run as report_of
     from onnxq.report.tables import show, stdout
 
-    _common.check_out(out)
+    _common.check_out(out, report)
     names = _common.registry(pass_dir or ())
     overrides = _common.settings(set_, "--set")
     pipeline = load_recipe(recipe, _common.settings(param, "--param"), overrides=overrides, registry=names)

@@ -8,7 +8,9 @@ import typer
 
 
 def targets(
-    name: Annotated[str | None, typer.Argument(help="Show this one in full; may be the path of a YAML file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show this one in full; may be a YAML file.")
+    ] = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print.")] = "text",
 ) -> None:
     """List the targets, or print the rules of one."""

@@ -22,6 +22,7 @@ class Agreement:
         values: Values in all of them.
         equal: Share of values that are exactly equal.
         broken: Values that are finite, or there at all, in only one of the two (different shapes count whole).
+        left_out: Values that are the same infinity or NaN in both; the numbers below are over all others.
         cosine: Cosine over all finite values together; None for integers, booleans and strings.
         worst_cosine: Smallest cosine of a single sample.
         worst_sample: Index of that sample.
@@ -34,6 +35,7 @@ class Agreement:
     values: int
     equal: float
     broken: int
+    left_out: int = 0
     cosine: float | None = None
     worst_cosine: float | None = None
     worst_sample: int | None = None
@@ -46,7 +48,7 @@ class Similarity:
     """Sums in float64 over pairs (reference, other) of one output; memory does not grow with the number of samples."""
 
     def __init__(self) -> None:
-        self.samples = self.values = self.equal = self.broken = 0
+        self.samples = self.values = self.equal = self.broken = self.left_out = 0
         self.continuous = False
         self.dot = self.ref2 = self.other2 = self.noise = self.worst_error = 0.0
         self.same_answer = self.answers = 0
@@ -84,6 +86,7 @@ class Similarity:
             finite = np.isfinite(a) & np.isfinite(b)
             if not finite.all():
                 self.broken += int(np.count_nonzero(~finite & ~same))
+                self.left_out += int(np.count_nonzero(~finite & same))
                 a, b = a[finite], b[finite]
             error = a - b
             self.noise += _dot(error, error)
@@ -102,6 +105,7 @@ class Similarity:
             self.values,
             equal,
             self.broken,
+            self.left_out,
             cosine(self.dot, self.ref2, self.other2),
             worst_cosine,
             worst_sample,

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxq.calibration.observers import Means, Method, Observation, Observer
 from onnxq.calibration.runner import Run, Watch
 from onnxq.diagnostics import Severity
-from onnxq.errors import OptionError
+from onnxq.errors import DataError, OptionError
 from onnxq.facts import Fact, Feeds, Plan, Range, Ranges
 from onnxq.look import graph_of, is_constant
 from onnxq.numerics.histograms import BINS
@@ -91,6 +91,8 @@ class Calibrate(Pass):
             run = Run(model, source, _watches(observers, means), ctx, self.memory * 10**6)
             run.go()
             ranges.infinite, ranges.samples = run.infinite, run.samples
+            if observers and not run.infinite and all(observer.lo > observer.hi for observer in observers.values()):
+                raise DataError(f"{source.text}: all samples are empty, a dimension of theirs is 0")
         self._conclude(plan, observers, ranges, ctx)
         ranges.means = {value: found.result() for value, found in means.items() if value not in ranges.infinite}
         return ranges

@@ -43,7 +43,12 @@ def parts(found: Comparison) -> list[RenderableType]:
         for session, a in output.sessions.items()
         if a.broken
     ]
-    findings = broken + found.gaps()
+    left_out = [
+        f"{output.name}: {a.left_out} of {plural(a.values, 'value')} infinite or NaN in both models: left out"
+        for output in found.outputs
+        if (a := next(iter(output.sessions.values()))).left_out
+    ]
+    findings = broken + left_out + found.gaps()
     if findings:
         out.append(Text("\n".join(findings), style="yellow"))
     return out

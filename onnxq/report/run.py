@@ -91,6 +91,8 @@ def quantized_layers(nodes: dict[str, dict[str, Any]]) -> tuple[int, int]:
 def quantized_text(nodes: dict[str, dict[str, Any]]) -> str:
     """`quantized_layers` in words."""
     done, total = quantized_layers(nodes)
+    if not total:
+        return "no layers with float weights"
     return f"{done} of {plural(total, 'layer')} quantized"
 
 

@@ -37,7 +37,8 @@ def load_target(name_or_path: str | Path | Target) -> Target:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot read target file {text}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read target file {text}: {why}") from error
     return parse_target(content, text)
 
 

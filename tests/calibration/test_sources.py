@@ -169,13 +169,13 @@ def test_folder_of_npz_and_npy(tmp_path):
 
 def test_broken_array_files(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"a\.npz: not a NumPy file"):
+    with pytest.raises(DataError, match=r"a\.npz: not a NumPy file: it begins neither as \.npz nor as \.npy$"):
         list(open_source(tmp_path, model()))
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04nonsense")
     with pytest.raises(DataError, match=r"a\.npz: not a NumPy file"):
         list(open_source(tmp_path, model()))
     np.save(tmp_path / "b.npy", np.array([{}], object))
-    with pytest.raises(DataError, match=r"b\.npy: not a NumPy file of plain arrays"):
+    with pytest.raises(DataError, match=r"b\.npy: not a NumPy file of plain arrays: it holds Python objects$"):
         list(open_source(tmp_path / "b.npy", model()))
 
 
@@ -243,6 +243,32 @@ def test_module_function_is_called_for_each_pass(tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="cannot import 'no_such_module_here'"):
         open_source("no_such_module_here:f", model())
     del sys.modules["my_feeds_module"]
+
+
+def test_what_a_function_raises_is_told(tmp_path, monkeypatch):
+    (tmp_path / "my_broken_feeds.py").write_text(
+        "from onnxq.errors import DataError\n"
+        "def late():\n    yield {'x': [[1, 2, 3]]}\n    raise KeyError('gone')\n"
+        "def own():\n    raise DataError('the disk is empty')\n"
+        "def needy(path):\n    return []\n"
+        "def endless():\n    return 3\n"
+    )
+    (tmp_path / "my_broken_module.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    for name, words in (
+        ("needy", r"data 'my_broken_feeds:needy' failed: TypeError: needy\(\) missing 1 required .* 'path'"),
+        ("endless", "data 'my_broken_feeds:endless' failed: TypeError: 'int' object is not iterable"),
+        ("own", "^the disk is empty$"),
+    ):
+        with pytest.raises(DataError, match=words):
+            next(iter(open_source(f"my_broken_feeds:{name}", model())))
+    raw = iter(open_source("my_broken_feeds:late", model()).make())
+    assert next(raw) == {"x": [[1, 2, 3]]}
+    with pytest.raises(DataError, match="data 'my_broken_feeds:late' failed: KeyError: 'gone'"):
+        next(raw)
+    with pytest.raises(OptionError, match="cannot import 'my_broken_module' from here: SyntaxError"):
+        open_source("my_broken_module:f", model())
+    del sys.modules["my_broken_feeds"]
 
 
 # ------------------------------------------------------------------------------------------------------- random

@@ -60,6 +60,19 @@ def test_stdin(onnxq, files, monkeypatch):
     monkeypatch.setattr("sys.stdin", stdin)
     code, out, _ = onnxq("compare", left, "-", "--data", data, "--no-latency")
     assert code == 0 and "cosine" in out
+    words = "error: FLOAT and QUANT are both -: only one model comes in on stdin\n"
+    assert onnxq("compare", "-", "-", "--data", data) == (2, "", words)
+    assert onnxq("compare", "-", left, "--data", data) == (2, "", "error: MODEL is -, but stdin is empty\n")
+
+
+def test_not_a_number_in_both_models_is_told(onnxq, files, tmp_path):
+    left, right, _ = files
+    x = np.ones((2, 8), np.float32)
+    x[0, 3] = np.nan
+    np.save(tmp_path / "nan.npy", x)
+    code, out, _ = onnxq("compare", left, right, "--data", tmp_path / "nan.npy", "--no-latency")
+    assert code == 0
+    assert "y: 5 of 10 values infinite or NaN in both models: left out" in out
 
 
 def test_bad_input_is_exit_2(onnxq, files, tmp_path):

@@ -209,6 +209,20 @@ def test_bad_samples(name: str, array: Any, message: str, folder: Path, onnxq: C
     assert message in refused(onnxq, data="odd")
 
 
+@pytest.mark.parametrize("option", ["-o", "--report", "--save-plan", "--save-ranges"])
+def test_files_that_cannot_be_written(option: str, folder: Path, onnxq: Cli) -> None:
+    Path("dir").mkdir()
+    rest = [] if option == "-o" else ["-o", "q.onnx"]
+    what = "OUT dir" if option == "-o" else "dir"
+    words = f"error: {what} is a folder: name a file\n"
+    assert onnxq("quantize", "m.onnx", "--data", "data", option, "dir", *rest) == (2, "", words)
+    assert not Path("q.onnx").exists()
+    if option != "-o":
+        Path("file").write_text("")
+        code, _, err = onnxq("quantize", "m.onnx", "--data", "data", option, "file/x.json", *rest)
+        assert (code, err) == (2, "error: cannot write file/x.json: its folder is a file\n")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -217,7 +231,10 @@ def test_bad_samples(name: str, array: Any, message: str, folder: Path, onnxq: C
         ("no_such_module:f", "cannot import 'no_such_module'"),
         ("random:q=3", "q"),
         ("random", "n"),
-        (None, "calibrate needs samples (--data) or calibrated ranges (--ranges); the recipe dynamic works without"),
+        (
+            None,
+            "calibrate needs samples (--data) or calibrated ranges (--ranges); dynamic, w8 and w4-blocked need none",
+        ),
     ],
 )
 def test_no_samples(data: str | None, message: str, folder: Path, onnxq: Cli) -> None:

@@ -173,8 +173,23 @@ def test_values_in_bodies_have_no_range_and_are_listed():
 
 
 def test_values_that_are_always_empty_have_no_range():
-    ranges, ctx = calibrate(load(RELU), [np.zeros((0, 3), np.float32)])
-    assert not ranges.of and len(ctx.report.of("no-range")) == 3
+    model = load("g (float[n,3] x, float[m,3] e) => (float[n,3] y, float[m,3] z) { y = Relu(x) z = Relu(e) }")
+    ranges, ctx = calibrate(model, [{"x": np.ones((1, 3), np.float32), "e": np.zeros((0, 3), np.float32)}])
+    assert set(by_name(ranges)) == {"x", "y"}
+    assert {n.place.value: n.message for n in ctx.report.of("no-range")} == dict.fromkeys(
+        "ez", "it was empty in every sample"
+    )
+
+
+def test_samples_that_are_all_empty_are_refused():
+    with pytest.raises(DataError, match="a list: all samples are empty, a dimension of theirs is 0"):
+        calibrate(load(RELU), [np.zeros((0, 3), np.float32)] * 2)
+
+
+def test_nan_that_comes_from_an_infinite_input_names_it():
+    model = load("g (float[3] x) => (float[3] y) { y = Sub(x, x) }")
+    with pytest.raises(DataError, match="'y' is NaN in sample 0, where input 'x' is infinite: check the data"):
+        calibrate(model, [np.array([1, np.inf, 2], np.float32)])
 
 
 def test_constant_tensors_are_warned_about():

@@ -1,10 +1,11 @@
 import json
 
 import numpy as np
+import pytest
 
 from onnxq.context import Report
 from onnxq.diagnostics import Diagnostic, Place, Severity
-from onnxq.report.run import layer_table, to_json, to_text
+from onnxq.report.run import layer_table, quantized_text, to_json, to_text
 from onnxq.report.tables import counts, human_bytes, share
 from onnxq.report.tables import to_text as render
 
@@ -90,6 +91,21 @@ def test_layer_table_keeps_model_order_and_odd_names():
     nodes = {"[red]b[/]": NODES["up"], "a": NODES["conv0"]}
     text = render([layer_table(nodes)])
     assert text.index("[red]b[/]") < text.index("ort-cpu has none") < text.index("fused")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        (
+            {"a": {"status": "integer", "layer": True}, "b": {"status": "float", "layer": True}},
+            "1 of 2 layers quantized",
+        ),
+        ({"a": {"status": "weight-only", "layer": True}, "b": {"status": "float"}}, "1 of 1 layer quantized"),
+        ({"a": {"status": "float"}}, "no layers with float weights"),
+    ],
+)
+def test_layers_in_words(nodes, text):
+    assert quantized_text(nodes) == text
 
 
 def test_numbers_for_people():

@@ -104,6 +104,13 @@ def test_mistakes_name_file_line_and_near_match(old, new, line, words):
         assert caught.value.line == line
 
 
+def test_a_mistake_like_nothing_known_gets_no_hint(tmp_path):
+    with pytest.raises(RecipeError, match=r"target has no option 'zzz'$"):
+        parse_target(f"zzz: 1\n{OWN}", "mine.yaml")
+    with pytest.raises(OptionError, match=r"^cannot read target file .*none\.yaml: No such file or directory$"):
+        load_target(tmp_path / "none.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "just words"])
 def test_not_a_target_file(text):
     with pytest.raises(RecipeError, match=r"^f\.yaml"):
