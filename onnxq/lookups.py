@@ -76,10 +76,10 @@ def add_table(
         namer: Gives names.
 
     Raises:
-        Refused: Integers of less than 8 bits, or scales that no DequantizeLinear behind the look-up can take.
+        Refused: Less than 8 bits, a float type, or scales that no DequantizeLinear behind the look-up can take.
     """
     qtype = encoding.spec.qtype
-    if qtype.bits < 8:
+    if qtype.bits < 8 or qtype.is_float:
         raise Refused(f"Gather takes no {qtype}")
     layout = _layout(encoding, integers.shape.numpy(), along)
     return Table(

@@ -160,7 +160,7 @@ def read_weight(dq: ir.Node) -> Weight:
     qtype = QTYPES.get(integers.dtype.name.lower())
     if len(integers.shape) != 2:
         raise Refused(f"the weight has {len(integers.shape)} axes, MatMulNBits takes 2")
-    if qtype is None or qtype.bits > 8:
+    if qtype is None or qtype.bits > 8 or qtype.is_float:
         raise Refused(f"the weight is {integers.dtype.name.lower()}, MatMulNBits takes 2, 4 and 8 bits")
     if scale is None or (given is not None and zero is None):
         raise Refused("scale or zero point is computed")

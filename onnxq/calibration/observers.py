@@ -133,7 +133,12 @@ class Counts(Histogram):
         self._ends.add(x, lo, hi)
 
     def range(self, spec: TensorSpec) -> Range:
-        """The range to cover, with the noise to expect; the ranges of the other methods too for ``auto``."""
+        """The range to cover, with the noise to expect; the ranges of the other methods too for ``auto``.
+
+        A float type covers all values seen: clipping would make none of its steps finer.
+        """
+        if spec.qtype.is_float:
+            return Range(self.lo, self.hi, self.lo, self.hi, size=self._ends.size)
         if self._how.method == "percentile":
             lo, hi = thresholds.percentile(self, self._how.percent)
         else:

@@ -2,7 +2,9 @@
 
 ``q = saturate(rint(x / s) + zp)`` with a true division in the scale's type and round-half-even before the zero point is
 added; ``x = (q - zp) * s``. NaN becomes the smallest integer (as in onnxruntime), values out of range and infinities
-saturate. A float16 scale means a quotient of 11 bits, so that 16-bit integers lose their low bits.
+saturate. A float16 scale means a quotient of 11 bits, so that 16-bit integers lose their low bits. With 8-bit float
+types there is no zero point: ``q = saturate(x / s)``, rounded to the nearest number of the type, ties to even; NaN
+stays NaN, infinities saturate.
 Sources: the QuantizeLinear and DequantizeLinear operator texts of ONNX; onnxruntime's CPU kernels, by measurement.
 """
 
@@ -18,7 +20,7 @@ from onnxq.numerics.tiles import Array, walk
 
 
 def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array:
-    """Float values as integers.
+    """Float values as integers, or as numbers of an 8-bit float type.
 
     Args:
         x: Values of any float type; the quotient is rounded to the scale's type (int32: float64, which int32 needs).
@@ -35,7 +37,8 @@ def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array
     work = np.dtype(np.float64 if qtype.bits > 16 else np.float32)
     if out is None:
         out = np.empty(x.shape, qtype.carrier)
-    shift, half = bool(encoding.zero_point.any()), encoding.scale.dtype == np.float16 and qtype.bits <= 16
+    shift = bool(encoding.zero_point.any())
+    half = encoding.scale.dtype == np.float16 and qtype.bits <= 16 and not qtype.is_float
     low, high = work.type(qtype.qmin), work.type(qtype.qmax)
     params = encoding.scale.astype(work), encoding.zero_point.astype(work)
     # Overflow to infinity is right here: it saturates.
@@ -44,10 +47,13 @@ def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array
             v = xs.astype(work, copy=False) / s
             if half:
                 v = v.astype(np.float16).astype(work)
-            np.rint(v, out=v)
-            if shift:
-                v += z
-            np.fmax(v, low, out=v)  # fmax, since it also takes NaN to qmin
+            if qtype.is_float:
+                np.maximum(v, low, out=v)
+            else:
+                np.rint(v, out=v)
+                if shift:
+                    v += z
+                np.fmax(v, low, out=v)  # fmax, since it also takes NaN to qmin
             np.minimum(v, high, out=v)
             np.copyto(qs, v, casting="unsafe")
     return out

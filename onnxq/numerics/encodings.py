@@ -3,6 +3,7 @@
 Asymmetric: ``s = (hi - lo) / (qmax - qmin)``, ``zp = rint(qmin - lo / s)`` for a range that contains zero (padding and
 Relu need an exact zero). Symmetric: ``s = max(-lo, hi) / (qmax - mid)`` with the zero point ``mid`` = 0 for signed and
 128 / 32768 / 8 ... for unsigned types, so that both ends are equally far (the narrow range -127 ... 127 of int8).
+Float types, whose zero point is 0: ``s = max(-lo, hi) / qmax``.
 All in float64; a scale is finite, positive and *normal* after the cast to the stored type, since runtimes flush
 subnormal scales to zero.
 """
@@ -107,7 +108,8 @@ def from_values(
         w: The weight, any float type.
         spec: Type, symmetry and resolved granularity.
         method: ``minmax`` covers every value; ``mse`` shrinks each scale's range to the least squared error; ``hqq``
-            goes on from there with scale and zero point (`onnxq.numerics.hqq`).
+            goes on from there with scale and zero point (`onnxq.numerics.hqq`). Scales of float types always cover
+            every value: their steps are as fine below a large one.
         dtype: Stored type of the scale.
         importance: Weight of each value's squared error, of the shape of ``w``; None for all alike.
 
@@ -122,7 +124,7 @@ def from_values(
         raise OptionError(f"unknown weight method '{method}'; known: {', '.join(get_args(WeightMethod))}")
     lo, hi = limits(w, spec.granularity)
     full = from_range(lo, hi, spec, dtype=dtype)
-    if method == "minmax":
+    if method == "minmax" or spec.qtype.is_float:
         return full
 
     def shrunk(factor: Array) -> Encoding:

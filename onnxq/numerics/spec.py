@@ -1,6 +1,6 @@
-"""The vocabulary of quantization: integer types, granularities, tensor specs and encodings.
+"""The vocabulary of quantization: integer and 8-bit float types, granularities, tensor specs and encodings.
 
-Sources: the QuantizeLinear / DequantizeLinear operator texts of ONNX (formula, granularities, packed types).
+Sources: the QuantizeLinear / DequantizeLinear operator texts of ONNX (formula, granularities, packed types, float8).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxq.errors import OptionError, near
@@ -15,33 +16,47 @@ from onnxq.errors import OptionError, near
 
 @dataclass(frozen=True)
 class QType:
-    """An integer type that values are quantized to.
+    """An integer type, or a float type of 8 bits, that values are quantized to.
 
     Attributes:
         name: ONNX spelling in lower case, for example ``uint8``.
         bits: Bits a value takes in a packed tensor.
-        signed: Whether negative integers exist.
+        signed: Whether negative numbers exist.
         since: First default-domain opset whose QuantizeLinear writes this type.
+        largest: Largest finite number of a float type; 0 for integers.
     """
 
     name: str
     bits: int
     signed: bool
     since: int
+    largest: int = 0
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float type: its steps grow with the value, and its only zero point is 0."""
+        return self.largest > 0
 
     @property
     def qmin(self) -> int:
-        """Smallest integer of the type."""
+        """Smallest number of the type."""
+        if self.is_float:
+            return -self.largest
         return -(1 << (self.bits - 1)) if self.signed else 0
 
     @property
     def qmax(self) -> int:
-        """Largest integer of the type."""
+        """Largest number of the type."""
+        if self.is_float:
+            return self.largest
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property
     def carrier(self) -> np.dtype[Any]:
-        """The NumPy type that holds one unpacked value (int4 lives in int8)."""
+        """The NumPy type that holds one unpacked value (int4 lives in int8, float8 in the type of ml_dtypes)."""
+        if self.is_float:
+            kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name.replace("float8", "float8_")))
+            return kind
         width = max(self.bits, 8)
         return np.dtype(f"{'int' if self.signed else 'uint'}{width}")
 
@@ -75,6 +90,8 @@ QTYPES: dict[str, QType] = {
         QType("int16", 16, True, 21),
         QType("uint16", 16, False, 21),
         QType("int32", 32, True, 10),
+        QType("float8e4m3fn", 8, True, 19, 448),
+        QType("float8e5m2", 8, True, 19, 57344),
     )
 }
 
@@ -116,8 +133,8 @@ class TensorSpec:
     """How one tensor use is quantized: type, symmetry, granularity.
 
     Attributes:
-        qtype: Integer type.
-        symmetric: Zero point fixed at the middle of the type (0 for signed types).
+        qtype: Type of the stored numbers.
+        symmetric: Zero point fixed at the middle of the type (0 for signed types); always so for float types.
         granularity: Per tensor, per axis or blocked.
         dynamic: Scale and zero point are computed at run time from each input (activations only).
     """
@@ -126,6 +143,10 @@ class TensorSpec:
     symmetric: bool = False
     granularity: Granularity = PerTensor()
     dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.qtype.is_float:
+            object.__setattr__(self, "symmetric", True)
 
     def at(self, granularity: Granularity) -> TensorSpec:
         """The same spec at another granularity."""

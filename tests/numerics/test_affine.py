@@ -120,7 +120,7 @@ def test_dequantize_undoes_quantize_within_half_a_step(data):
     axis = data.draw(st.integers(0, len(shape) - 1))
     size = data.draw(st.integers(1, 9))
     granularity = data.draw(st.sampled_from([PerTensor(), PerAxis(axis), Blocked(size, axis)]))
-    t = QTYPES[data.draw(st.sampled_from(sorted(QTYPES)))]
+    t = QTYPES[data.draw(st.sampled_from(sorted(name for name, t in QTYPES.items() if not t.is_float)))]
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     scale = np.asarray(10 ** rng.uniform(-10, 10, scale_shape(shape, granularity)), np.float32)
     zero = (
