@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onnxq.numerics.similarity import Agreement
+from onnxq.states import CARRIERS
 
 GOOD_DB = 40.0
 """Local signal to noise ratio, in dB, above which nobody need look at a layer: 1 % of error."""
 WORST = 3
 """How many layers the advice names."""
+MOVES = CARRIERS | {"Concat", "DepthToSpace", "Expand", "Flatten", "MaxPool", "Pad", "SpaceToDepth", "Tile"}
+"""Ops that only hand on what was rounded before them: leaving them float helps nobody."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Tensor:
 
     Attributes:
         name: Its name.
-        node: Name of the node of the quantized model that does the work for it; empty for an input.
+        node: Name of the node that does the work for it, as ``--exclude`` takes it; empty for an input.
         op: Op of that node.
         cumulative: The quantized model's value against the float model's.
         local: The same with the layer's inputs taken from the float model; None where nothing of its own is rounded.
@@ -124,11 +127,13 @@ class Debugging:
 
     def advice(self) -> Iterator[str]:
         """What a person can do about it, in sentences."""
-        worst = [t for t in self.tensors if t.own < GOOD_DB][:WORST]
+        worst = [t for t in self.tensors if t.own < GOOD_DB and t.op not in MOVES][:WORST]
         if not worst:
-            if self.tensors:
-                least = self.tensors[0]
+            least = self.tensors[0] if self.tensors else None
+            if least is not None and math.isfinite(least.own):
                 yield f"No layer stands out: the worst by itself is '{least.name}' with {least.own:.1f} dB."
+            else:
+                yield "Nothing that could be compared is rounded."
             return
         yield "Worst by themselves: " + "; ".join(map(_words, worst)) + "."
         nodes = dict.fromkeys(t.node for t in worst if t.node)
@@ -144,9 +149,5 @@ class Debugging:
 
 def _words(tensor: Tensor) -> str:
     who = f"{tensor.node} ({tensor.op})" if tensor.node else f"input '{tensor.name}'"
-    by = {
-        "weights": ", mostly by its weights",
-        "inputs": ", mostly by its inputs",
-        "rounding": ", mostly by its output",
-    }
-    return f"{who} {tensor.own:.1f} dB{by.get(tensor.blame, '')}"
+    part = {"weights": "weights", "inputs": "inputs", "rounding": "output range"}.get(tensor.blame)
+    return f"{who} {tensor.own:.1f} dB" + (f", mostly by its {part}" if part else "")

@@ -21,6 +21,7 @@ from onnxq import border
 from onnxq.calibration.sources import Data, open_source
 from onnxq.comparison import Comparison, Output
 from onnxq.errors import InputError, OptionError, near
+from onnxq.gaps import explain
 from onnxq.inventory import external_files
 from onnxq.look import dims_of
 from onnxq.numerics.similarity import Similarity
@@ -97,8 +98,12 @@ def compare(
             progress("comparing", count, source.size or 0)
         if latency and first and "default" in quantized:
             times = race(base, quantized["default"], first)
+    outputs = [meter.result() for meter in meters]
+    if any(output.suspicious for output in outputs):
+        causes = explain(candidate.model, candidate.source_path, plain)
+        outputs = [replace(o, causes=causes.get(o.name, [])) if o.suspicious else o for o in outputs]
     sizes = _size(float_model, reference), _size(quant_model, candidate)
-    return Comparison(source.describe(), count, [meter.result() for meter in meters], *sizes, *times)
+    return Comparison(source.describe(), count, outputs, *sizes, *times)
 
 
 class _Runner:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from onnxq.gaps import Finding
 from onnxq.numerics.similarity import Agreement
 from onnxq.wording import plural
 
 GAP_DB = 3.0
 """Decibels by which the sessions' distances to the float model may differ before it is a finding."""
+NEAR_DB = 10.0
+"""A gap with a known cause is a finding when it is at most this many dB smaller than the quantization error."""
+EXACT_DB = 100.0
+"""Signal to noise ratio above which there is nothing but float32 rounding."""
+_NAMED = 4
+"""How many nodes of a cause are named."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +28,50 @@ class Output:
         name: Output name.
         sessions: Agreement of the quantized with the float model, by session name.
         gap: Agreement of the two sessions of the quantized model with each other, when both ran.
+        causes: Why they differ, as far as known; looked for where `suspicious`.
     """
 
     name: str
     sessions: dict[str, Agreement]
     gap: Agreement | None = None
+    causes: list[Finding] = field(default_factory=list)
+
+    @property
+    def difference(self) -> float:
+        """By how many dB the default session is nearer to the float model than true semantics (negative: farther)."""
+        return _decibels(self.sessions["default"]) - _decibels(self.sessions["true"])
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether the sessions differ by more than integer kernels do, which round a value now and then otherwise."""
+        if self.gap is None or (self.gap.sqnr_db is None and not self.gap.broken):
+            return False
+        near = _decibels(self.gap) < min(_decibels(self.sessions["true"]) + NEAR_DB, EXACT_DB)
+        return near or abs(self.difference) > GAP_DB
+
+    def gap_in_words(self) -> str:
+        """The finding; empty if there is none."""
+        if not self.suspicious:
+            return ""
+        size = abs(self.difference)
+        if size > GAP_DB:
+            text = f"is {size:.1f} dB {'worse' if self.difference < 0 else 'better'} than what the file says"
+        elif self.causes:
+            text = "computes something else than the file says"
+        else:
+            return ""
+        reasons = [f"{_listed(c.nodes)} {c.why}; {c.remedy}" for c in self.causes] or ["no cause is known"]
+        return f"{self.name}: onnxruntime's default session {text}: {'. '.join(reasons)}"
+
+
+def _decibels(found: Agreement) -> float:
+    """Signal to noise ratio, as far as it tells anything."""
+    return EXACT_DB if found.sqnr_db is None else min(found.sqnr_db, EXACT_DB)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -66,18 +113,8 @@ class Comparison:
         return out
 
     def gaps(self) -> list[str]:
-        """Outputs on which the two sessions are not equally far from the float model."""
-        out = []
-        for output in self.outputs:
-            default, true = output.sessions.get("default"), output.sessions.get("true")
-            if default is None or true is None or default.sqnr_db is None or true.sqnr_db is None:
-                continue
-            difference = default.sqnr_db - true.sqnr_db
-            if abs(difference) > GAP_DB:
-                side = "worse" if difference < 0 else "better"
-                gap = f"{abs(difference):.1f} dB {side}"
-                out.append(f"{output.name}: onnxruntime's default session is {gap} than what the file says")
-        return out
+        """Outputs on which onnxruntime's default session computes something else than the file says, and why."""
+        return [text for text in (output.gap_in_words() for output in self.outputs) if text]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form with stable keys."""

@@ -35,7 +35,8 @@ class Twins:
         weights: The segment without pairs: only its constants are rounded.
         inputs: The float model's own nodes, on inputs that went through their pairs.
         rounding: The float value itself, through the pair behind it.
-        node: The node of the quantized model that does the work: the first with weights, else the last one.
+        node: The node of the float model that does the work: the first with weights, else the last one; that of the
+            quantized model where the float one has no name, or calls a function.
     """
 
     local: ir.Value | None = None
@@ -64,7 +65,8 @@ class Extension:
         self._graph, self._namer = model.graph, Namer(model)
         self._computed = {match.computed: match.reference for match in matches}
         self._references = {match.reference: match.reference for match in matches}
-        self._constants = constants(quantized.graph)
+        self._constants, self._fixed = constants(quantized.graph), constants(model.graph)
+        self._functions = set(model.functions)
         self._order = {node: i for graph in (model.graph, quantized.graph) for i, node in enumerate(graph)}
         self._copied: dict[ir.Value, ir.Value] = {}
         self._rounded: dict[ir.Node, ir.Value] = {}
@@ -85,7 +87,8 @@ class Extension:
                 alone = self._copy(nodes, self._computed, pairs)[match.computed] if pairs else twin
                 weights = self._bounded(match, alone)
             inputs = self._on_rounded_inputs(match.reference, pairs)
-        return Twins(self._through_pair(match, twin), weights, inputs, rounding, _main(nodes, self._constants))
+        node = self._main(self._segment(match.reference, self._references), nodes)
+        return Twins(self._through_pair(match, twin), weights, inputs, rounding, node)
 
     def _segment(self, target: ir.Value, stops: Collection[ir.Value]) -> list[ir.Node]:
         """The nodes that make a value from ``stops`` and constants, in graph order."""
@@ -184,6 +187,11 @@ class Extension:
             return None
         return self._copy(nodes, rounded)[reference]
 
+    def _main(self, own: Sequence[ir.Node], nodes: Sequence[ir.Node]) -> ir.Node:
+        node = _worker(own, self._fixed) if own else None
+        known = node is not None and node.name and node.op_identifier() not in self._functions
+        return node if node is not None and known else _worker(nodes, self._constants)
+
     def _round(self, dq: ir.Node) -> ir.Value:
         """The float value that a pair of the quantized model reads, through a copy of that pair."""
         if dq not in self._rounded:
@@ -225,7 +233,7 @@ def _rounds_constants(node: ir.Node, pairs: Pairs) -> bool:
     return (is_q(node, DEQUANTIZE) and node not in pairs) or key in INTEGER_OPS
 
 
-def _main(nodes: Sequence[ir.Node], fixed: Collection[ir.Value]) -> ir.Node:
+def _worker(nodes: Sequence[ir.Node], fixed: Collection[ir.Value]) -> ir.Node:
     """The first node with constant weights, else the last one."""
     for node in nodes:
         row = info(node)

@@ -39,6 +39,7 @@ class Runtime:
         lean: Give memory back after each run and keep one copy of the weights; for calibration, where the tensors of
             one sample matter more than a few per cent of time.
         custom_op_library: Shared library with the kernels of custom operators.
+        optimized: Where to write the graph that runs, as onnxruntime made it; large weights go beside it.
     """
 
     optimization: Optimization = "all"
@@ -46,6 +47,7 @@ class Runtime:
     threads: int = 0
     lean: bool = False
     custom_op_library: str | None = None
+    optimized: Path | None = None
 
 
 class Session:
@@ -130,6 +132,10 @@ def _options(runtime: Runtime, entries: Mapping[str, str]) -> Any:
     if runtime.lean:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_mem_pattern = False  # planning it takes half of the time to load 20 000 nodes
+    if runtime.optimized is not None:
+        options.optimized_model_filepath = str(runtime.optimized)
+        weights = f"{runtime.optimized.name}.data"
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     if runtime.custom_op_library:
         try:
             options.register_custom_ops_library(runtime.custom_op_library)

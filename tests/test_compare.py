@@ -107,7 +107,7 @@ def test_a_gap_between_the_sessions_is_a_finding():
     found = compare(reference, quantized, data, latency=False)
     assert found.outputs[0].sessions["true"].sqnr_db > 30 > 10 > found.outputs[0].sessions["default"].sqnr_db
     assert len(found.gaps()) == 1 and "dB worse than what the file says" in found.gaps()[0]
-    assert found.gaps()[0] in to_text(found)
+    assert found.gaps()[0] in to_text(found, width=1000)
     assert [line for line in found.beyond(min_sqnr=20) if "(default)" in line] == found.beyond(min_sqnr=20)
 
 
