@@ -4,7 +4,7 @@ Image classifiers as A8W4 (int8 activations, int4 weights per channel) beside A8
 alone in int4, blocks of 32. Metrics stand twice: on onnxruntime's default session, and "true", where Q/DQ nodes are
 computed as ONNX writes them.
 
-python -m benchmarks.four_bits                                    all tasks, all variants, about half an hour
+python -m benchmarks.four_bits                                    all tasks, all variants, half an hour
 python -m benchmarks.four_bits --tasks minilm --variants gptq     one row, beside float; the file keeps its other rows
 
 Writes ``results/four_bits.json``, from which `benchmarks.four_bits_table` makes the table of docs/four-bits.md.
@@ -53,13 +53,12 @@ class Outcome(Row):
 
 
 def ours(recipe: str, target: str = "ort-cpu", **parameters: Any) -> Quantizer:
-    """A recipe with parameters, underscores for hyphens."""
+    """A recipe with parameters."""
 
     def quantize(model: Path, feeds: list[Any], out: Path) -> None:
         import onnxq
 
-        options = {name.replace("_", "-"): value for name, value in parameters.items()}
-        onnxq.run(recipe, model, feeds, target=target, output=out, parameters=options)
+        onnxq.quantize(model, feeds, target=target, output=out, recipe=recipe, **parameters)
 
     return quantize
 

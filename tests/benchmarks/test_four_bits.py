@@ -71,6 +71,21 @@ def test_one_row_again_keeps_the_others(lenet: Path, monkeypatch: pytest.MonkeyP
         four_bits.main(["--tasks", "nonsense"])
 
 
+def test_the_recipes_rows_on_lenet(lenet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {
+        "A8W8": four_bits.a8w4(weights="int8", rounding="nearest", method="minmax"),
+        "A8W4": four_bits.a8w4(rounding="nearest", method="minmax"),
+        "W4": four_bits.blocked(rounding="nearest", weight_method="minmax"),
+    }
+    monkeypatch.setattr(four_bits, "VARIANTS", {"lenet": rows})
+    assert four_bits.main(["--threads", "--json", str(lenet)]) == 0
+    found = {row["variant"]: row for row in json.loads(lenet.read_text())["rows"]}
+    for name, least, size in (("A8W8", 0.995, 0.4), ("A8W4", 0.97, 0.3), ("W4", 0.97, 0.5)):
+        assert not found[name]["error"]
+        assert found[name]["metrics"]["true agree"] >= least, name
+        assert found[name]["size_ratio"] < size, name
+
+
 def test_missed_goals_are_named_with_numbers() -> None:
     lite = four_bits.FOUR_BIT_TASKS["efficientnet"]
     rows = [outcome("efficientnet", "A8W8", {"agree": 0.97, "cosine": 0.99})]
