@@ -15,7 +15,8 @@ from onnxq import ops
 from onnxq.calibration.patches import Array, patches, thinned
 from onnxq.facts import Edge
 from onnxq.look import attr_int, onnx_op
-from onnxq.numerics.spec import Blocked, Encoding, PerTensor
+from onnxq.numerics.spec import Encoding
+from onnxq.numerics.tiles import spread
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,8 @@ class Product:
         return rows.reshape(len(rows), self.groups if self.apart else 1, self.inputs)
 
     def parameter(self, p: Array, encoding: Encoding) -> Array:
-        """Scale or zero point of each value, [groups, rows, inputs], without memory of its own where it can be."""
-        g = encoding.spec.granularity
-        if isinstance(g, Blocked):
-            assert g.axis is not None
-            full = np.repeat(p, g.size, g.axis)[(slice(None),) * g.axis + (slice(self.dims[g.axis]),)]
-        elif isinstance(g, PerTensor):
-            full = np.broadcast_to(p.reshape(()), self.dims)
-        else:
-            assert g.axis is not None
-            full = np.broadcast_to(p.reshape(-1, *(1,) * (len(self.dims) - g.axis - 1)), self.dims)
-        return self.matrix(full)
+        """Scale or zero point of each value, [groups, rows, inputs]."""
+        return self.matrix(spread(p, encoding.spec.granularity, self.dims))
 
 
 def read_product(edge: Edge, dims: tuple[int, ...]) -> Product | str:

@@ -12,6 +12,7 @@ from onnxq.numerics.affine import quantize
 from onnxq.numerics.encodings import WeightMethod, from_values
 from onnxq.numerics.gptq import Array, Curvature, gptq, row_errors
 from onnxq.numerics.spec import Encoding
+from onnxq.numerics.tiles import spread
 from onnxq.products import Product
 from onnxq.weights import weight_tensor
 
@@ -44,7 +45,7 @@ class SharedWeight:
         """With scales that weigh each value's error by the energy of its input."""
         product, spec = self.products[0], self.encoding.spec
         energy = np.einsum("gii->gi", moments.hessian)[:, None, :].astype(np.float32)
-        weight = self._weight()
+        weight = _weight(self.edge)
         shape = product.matrix(weight).shape
         importance = product.layout(np.broadcast_to(energy / max(energy.max(), 1e-30), shape))
         found = from_values(weight, spec, method=method, dtype=self.encoding.scale.dtype, importance=importance)
@@ -55,7 +56,7 @@ class SharedWeight:
 
         Each row keeps the better of the two, so that the share is never above 1.
         """
-        product, weight = self.products[0], self._weight()
+        product, weight = self.products[0], _weight(self.edge)
         w = product.matrix(weight)
         scale, zero = (product.parameter(p, self.encoding) for p in (self.encoding.scale, self.encoding.zero_point))
         chosen = gptq(w, curvature, scale, zero, self.encoding.spec.qtype)
@@ -65,7 +66,17 @@ class SharedWeight:
         before, after = float(errors[0].sum()), float(np.minimum(*errors).sum())
         return replace(self.encoding, integers=product.layout(integers)), after / before if before > 0 else 1.0
 
-    def _weight(self) -> Array:
-        tensor = weight_tensor(self.edge.value)
-        assert tensor is not None
-        return tensor.numpy()
+
+def requantized(edge: Edge, before: Encoding, after: Encoding) -> Encoding:
+    """``after`` with the integers that were chosen for ``before``; to nearest where the scale has changed since."""
+    if before.integers is None or after is before:
+        return after
+    weight = _weight(edge)
+    same = spread(np.equal(before.scale, after.scale), after.spec.granularity, weight.shape)
+    return replace(after, integers=np.where(same, before.integers, quantize(weight, after)))
+
+
+def _weight(edge: Edge) -> Array:
+    tensor = weight_tensor(edge.value)
+    assert tensor is not None
+    return tensor.numpy()

@@ -54,6 +54,16 @@ def scale_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, 
     return (shape[axis],)
 
 
+def spread(p: Array, granularity: Granularity, shape: tuple[int, ...]) -> Array:
+    """A parameter repeated for each value of data of ``shape``; a view of the parameter unless blocked."""
+    axis = resolved_axis(granularity, len(shape))
+    if axis is None:
+        return np.broadcast_to(p.reshape(()), shape)
+    if isinstance(granularity, Blocked):
+        return np.repeat(p, granularity.size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+    return np.broadcast_to(p.reshape(-1, *(1,) * (len(shape) - axis - 1)), shape)
+
+
 def walk(
     granularity: Granularity, data: Sequence[Array], params: Sequence[Array] = (), *, limit: int = TILE
 ) -> Iterator[tuple[Array, ...]]:

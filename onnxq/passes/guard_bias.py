@@ -15,6 +15,7 @@ from onnxq.layers import Layer, read_layer
 from onnxq.look import constant
 from onnxq.numerics.spec import Encoding, PerAxis, PerTensor, TensorSpec
 from onnxq.passbase import Context, Pass
+from onnxq.rounding import requantized
 from onnxq.wording import plural
 
 # Room of 256 below the largest int32, so that the float32 rounding of the scale cannot push a bias over it.
@@ -32,7 +33,8 @@ class GuardBias(Pass):
     take ``s_x * s_w`` whatever the bias says, so the product must be right. With 8 bits the kernels also add the
     products to the bias in int32 and wrap around, so the sum must fit. The channel's weights get coarser by at most
     ``K |b| (2^a - 1) / 2^32`` in the output (a: activation bits). An all-zero channel is nothing but its bias: its
-    scale, free to choose, is the smallest one that holds it. Notes name each adjusted layer with its channels.
+    scale, free to choose, is the smallest one that holds it. Notes name each adjusted layer with its channels; integers
+    chosen before (by `gptq`) become the nearest ones in these channels.
     """
 
     name: ClassVar[str] = "guard-bias"
@@ -53,6 +55,8 @@ class GuardBias(Pass):
         adjusted = {key: _adjust(encoding, least) for key, (encoding, least) in needed.items()}
         for edge, encoding in old.weights.items():
             if id(encoding) in adjusted:
+                if adjusted[id(encoding)].integers is encoding.integers:
+                    adjusted[id(encoding)] = requantized(edge, encoding, adjusted[id(encoding)])
                 out.weights[edge] = adjusted[id(encoding)]
                 _note(edge, encoding, adjusted[id(encoding)], ctx)
         for layer in layers:
