@@ -88,10 +88,31 @@ def quantize_with_defaults(model: str, output: str, samples: Samples, method: st
     onnxq.quantize(model, data=samples, output=output)
 
 
+def four_bits_with_onnxruntime(model: str, output: str, samples: Samples, method: str) -> None:
+    """MatMulNBits in blocks of 32, ``method`` symmetric or asymmetric, by the C++ quantizer that onnxruntime brings."""
+    from benchmarks.peers import onnxruntime_nbits
+
+    onnxruntime_nbits(Path(model), Path(output), block_size=32, symmetric=method == "symmetric")
+
+
+def four_bits_with_onnxq(model: str, output: str, samples: Samples, method: str) -> None:
+    """The same blocks, rounded to nearest, no search; the table of embeddings in 8 bits besides."""
+    import onnxq
+
+    settings: dict[str, Any] = {
+        "weight-method": "minmax",
+        "symmetric": "yes" if method == "symmetric" else "no",
+        "block-size": 32,
+    }
+    onnxq.quantize(model, recipe="w4-blocked", rounding="nearest", output=output, **settings)
+
+
 TOOLS = {
     "onnxruntime": quantize_with_onnxruntime,
     "onnxq": quantize_with_onnxq,
     "onnxq-defaults": quantize_with_defaults,
+    "onnxruntime-nbits": four_bits_with_onnxruntime,
+    "onnxq-4-bits": four_bits_with_onnxq,
 }
 
 
