@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import attr_int, attr_ints, constant, constant_tensor, onnx_op
+from onnxq.numerics.tiles import in_c_order
 
 Array = np.ndarray[Any, Any]
 Dims = tuple[int, ...]
@@ -195,7 +196,7 @@ class Carried:
             array = tensor.numpy()
             for one in steps:
                 array = one.apply(array)
-            return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
+            return ir.Tensor(in_c_order(array), dtype=dtype)
 
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(self.dims))
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxq.carry import constant_behind
 from onnxq.look import constant_tensor
-from onnxq.numerics.affine import quantize
+from onnxq.numerics.affine import quantize, quantize_packed
 from onnxq.numerics.packing import pack
 from onnxq.numerics.spec import Encoding, QType
 
@@ -51,10 +51,16 @@ def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.TensorProtocol:
     """The integer copy of a constant float value, shape kept."""
     source = weight_tensor(value)
     assert source is not None
-    integers, shape = encoding.integers, source.shape.numpy()
-    if integers is not None:
-        return lazy_tensor(lambda: integers, encoding.spec.qtype, shape)
-    return lazy_tensor(lambda: quantize(source.numpy(), encoding), encoding.spec.qtype, shape)
+    integers, shape, qtype = encoding.integers, ir.Shape(source.shape.numpy()), encoding.spec.qtype
+
+    def make() -> ir.TensorProtocol:
+        if integers is not None:
+            return as_tensor(integers, qtype)
+        if qtype.bits < 8:
+            return ir.PackedTensor(quantize_packed(source.numpy(), encoding), onnx_dtype(qtype), shape=shape)
+        return ir.Tensor(quantize(source.numpy(), encoding), dtype=onnx_dtype(qtype))
+
+    return ir.LazyTensor(make, dtype=onnx_dtype(qtype), shape=shape)
 
 
 def quantized_bias(bias: Array, encoding: Encoding) -> ir.TensorProtocol:

@@ -10,13 +10,18 @@ Sources: the QuantizeLinear and DequantizeLinear operator texts of ONNX; onnxrun
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.spec import Encoding
-from onnxq.numerics.tiles import Array, walk
+from onnxq.numerics.packing import pack, packed_size
+from onnxq.numerics.spec import Blocked, Encoding
+from onnxq.numerics.tiles import Array, resolved_axis, walk
+
+_STRIP = 1 << 20  # values that are quantized before they are packed
 
 
 def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array:
@@ -56,6 +61,40 @@ def quantize(x: Array, encoding: Encoding, *, out: Array | None = None) -> Array
                 np.fmax(v, low, out=v)  # fmax, since it also takes NaN to qmin
             np.minimum(v, high, out=v)
             np.copyto(qs, v, casting="unsafe")
+    return out
+
+
+def quantize_packed(x: Array, encoding: Encoding) -> Array:
+    """What `pack` makes of what `quantize` makes of ``x``, without ever holding more than a strip of unpacked integers.
+
+    Args:
+        x: Values of any float type.
+        encoding: Scale, zero point and granularity of a 4- or 2-bit type; its axis is resolved.
+
+    Returns:
+        uint8 of shape [ceil(n * bits / 8)].
+
+    Raises:
+        OptionError: The encoding does not fit the shape of ``x``.
+    """
+    granularity, qtype = encoding.spec.granularity, encoding.spec.qtype
+    if x.ndim == 0 or x.size <= _STRIP:
+        return pack(quantize(x, encoding), qtype)
+    axis = resolved_axis(granularity, x.ndim)
+    block = granularity.size if isinstance(granularity, Blocked) and axis == 0 else 1
+    unit = math.lcm(block, 8 // qtype.bits)  # rows that end with a block and with a byte
+    inner = x.size // len(x)
+    step = max(unit, _STRIP // inner // unit * unit)
+    sliced = axis == 0 or isinstance(granularity, Blocked)
+    out = np.empty(packed_size(x.size, qtype.bits), np.uint8)
+    for start in range(0, len(x), step):
+        part = encoding
+        if sliced:
+            rows = slice(start // block, (start + step) // block)
+            part = replace(encoding, scale=encoding.scale[rows], zero_point=encoding.zero_point[rows])
+        packed = pack(quantize(x[start : start + step], part), qtype)
+        at = packed_size(start * inner, qtype.bits)
+        out[at : at + packed.size] = packed
     return out
 
 

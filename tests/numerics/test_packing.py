@@ -14,8 +14,10 @@ from hypothesis.extra import numpy as st_numpy
 from onnx import TensorProto, numpy_helper
 
 from onnxq.errors import DataError
-from onnxq.numerics import packing
-from onnxq.numerics.spec import QTYPES, QType
+from onnxq.numerics import affine, packing
+from onnxq.numerics.encodings import from_values
+from onnxq.numerics.spec import QTYPES, Blocked, Granularity, PerAxis, PerTensor, QType, TensorSpec
+from onnxq.numerics.tiles import in_c_order
 
 Array = np.ndarray[Any, Any]
 NARROW = ("int4", "uint4", "int2", "uint2")
@@ -93,6 +95,18 @@ def test_ml_dtypes_of_another_type() -> None:
     assert packing.pack(values, QTYPES["uint4"]).tobytes() == b"\x87"
 
 
+@pytest.mark.parametrize("dtype", [np.float32, bool, object, ml_dtypes.float4_e2m1fn, ml_dtypes.bfloat16])
+def test_only_integers(dtype: Any) -> None:
+    """1.5 would be 1. The patterns of a 4-bit float are integers, as onnx stores them."""
+    with pytest.raises(DataError, match="values are no integers"):
+        packing.pack(np.array([1.5, 3.0]).astype(dtype), QTYPES["int4"])
+    floats = np.array([0.5, -6.0, 1.5]).astype(ml_dtypes.float4_e2m1fn)
+    packed = packing.pack(floats.view(np.uint8), QTYPES["uint4"])
+    assert packed.tobytes() == numpy_helper.from_array(floats).raw_data
+    patterns = packing.unpack(packed, QTYPES["uint4"], (3,))
+    np.testing.assert_array_equal(patterns.view(ml_dtypes.float4_e2m1fn), floats)
+
+
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
 def test_bytes_that_do_not_fit(size: int) -> None:
     with pytest.raises(DataError, match=rf"^int4\[3\] takes 2 bytes, not {size}"):
@@ -118,3 +132,39 @@ def test_memory(turned: bool) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < packed.nbytes + 8 * packing.CHUNK
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(NARROW),
+    shape=st_numpy.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=9),
+    kind=st.sampled_from(["tensor", "axis", "blocked"]),
+    axis=st.integers(0, 2),
+    size=st.integers(1, 4),
+    symmetric=st.booleans(),
+    turned=st.booleans(),
+    strip=st.sampled_from([1, 16, 1000]),
+)
+def test_quantized_and_packed_in_strips(
+    name: str, shape: tuple[int, ...], kind: str, axis: int, size: int, symmetric: bool, turned: bool, strip: int
+) -> None:
+    """The same bytes as one step after the other, whatever ends within a strip: blocks, bytes, rows."""
+    x = np.random.default_rng(size).standard_normal(shape).astype(np.float32)
+    x = x.T if turned else x
+    granularity: Granularity = PerTensor()
+    if x.ndim and kind != "tensor":
+        granularity = PerAxis(axis % x.ndim) if kind == "axis" else Blocked(size, axis % x.ndim)
+    encoding = from_values(x, TensorSpec(QTYPES[name], symmetric, granularity))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(affine, "_STRIP", strip)
+        packed = affine.quantize_packed(x, encoding)
+    np.testing.assert_array_equal(packed, packing.pack(affine.quantize(x, encoding), QTYPES[name]))
+
+
+@pytest.mark.parametrize("shape", [(3, 700), (2, 3, 300), (600,), (0, 4)])
+def test_in_c_order(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal(shape)
+    assert in_c_order(x) is x
+    turned = in_c_order(x.T)
+    assert turned.flags.c_contiguous
+    np.testing.assert_array_equal(turned, x.T)
