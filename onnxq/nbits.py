@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import Array, attr_int, constant_tensor, is_constant, onnx_op
 from onnxq.numerics import nbits
 from onnxq.numerics.spec import QTYPES, QType
+from onnxq.weights import lazy_tensor
 
 DOMAIN, OP, LOOKUP = "com.microsoft", "MatMulNBits", "GatherBlockQuantized"
 SMALLEST_BLOCK, WIDEST_2_BIT_BLOCK, WHOLE_COLUMN_BLOCK = 16, 256, 128
@@ -111,9 +111,9 @@ def unpacked(node: ir.Node) -> tuple[QType, ir.TensorProtocol, ir.TensorProtocol
 
     return (
         qtype,
-        as_qtype(lambda: nbits.from_blocks(weight.numpy().reshape(columns, -1), bits, rows), qtype, (rows, columns)),
+        lazy_tensor(lambda: nbits.from_blocks(weight.numpy().reshape(columns, -1), bits, rows), qtype, (rows, columns)),
         lazy(lambda: np.ascontiguousarray(scale.numpy().reshape(columns, blocks).T).reshape(shape), scale.dtype, shape),
-        as_qtype(zero_points, qtype, shape),
+        lazy_tensor(zero_points, qtype, shape),
     )
 
 
@@ -130,14 +130,6 @@ def _part(value: ir.Value | None, what: str, *dims: int) -> ir.TensorProtocol:
 def lazy(make: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...]) -> ir.LazyTensor:
     """A tensor whose data is made when it is written, each time anew."""
     return ir.LazyTensor(lambda: ir.Tensor(make(), dtype=dtype), dtype=dtype, shape=ir.Shape(shape))
-
-
-def as_qtype(make: Callable[[], Array], qtype: QType, shape: tuple[int, ...]) -> ir.LazyTensor:
-    """Unsigned integers, one a byte, as a tensor of ``qtype``, packed when written."""
-    dtype = ir.DataType[qtype.name.upper()]
-    if qtype.bits == 8:
-        return lazy(make, dtype, shape)
-    return lazy(lambda: make().view(getattr(ml_dtypes, qtype.name)), dtype, shape)
 
 
 def dequantized(value: ir.Value | None) -> ir.Node | None:
