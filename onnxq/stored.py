@@ -9,11 +9,14 @@ import onnx_ir as ir
 
 from onnxq.carry import constant_behind
 from onnxq.edit import Namer, copy_metadata, replace_initializer
+from onnxq.errors import OptionError
 from onnxq.facts import Edge
 from onnxq.look import all_graphs, all_nodes, constant_tensor, graph_of, onnx_op, uses
 from onnxq.pairs import parameter
 from onnxq.selectors import resolve
 from onnxq.states import DEQUANTIZE, is_q
+
+_TYPES = tuple(ir.DataType[name] for name in ("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"))
 
 Convert = Callable[[ir.TensorProtocol], ir.TensorProtocol]
 
@@ -61,10 +64,17 @@ def stored_integers(model: ir.Model, types: Collection[ir.DataType], through: Co
 def selected(items: Sequence[Stored], include: Iterable[str], model: ir.Model) -> list[Stored]:
     """The constants that are meant: by their own names, or by selectors of nodes that read them, dequantized or not.
 
+    A constant that has the other width already may be named, too.
+
     Raises:
-        OptionError: A selector that does not parse, or matches neither constant nor node.
+        OptionError: A selector that does not parse, or matches neither constant nor node; the name of a constant that
+            no DequantizeLinear reads.
     """
-    exact = {name for graph in all_graphs(model) for name in graph.initializers} & set(include)
+    stored = {item.value.name or "" for item in (*items, *stored_integers(model, _TYPES, ()))}
+    names = {name for graph in all_graphs(model) for name in graph.initializers}
+    exact = (names | stored) & set(include)
+    if odd := exact - stored:
+        raise OptionError(f"'{min(odd)}' holds no integers of 8 bits or less that a DequantizeLinear reads")
     nodes = resolve([s for s in include if s not in exact], model)
 
     def meant(item: Stored) -> bool:

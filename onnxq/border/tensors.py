@@ -168,7 +168,7 @@ def _array(record: TensorProto, payload: Payload | None) -> Array:
     dtype, dims = ir.DataType(record.data_type), tuple(record.dims)
     data = payload.view() if payload is not None else record.raw_data if record.HasField("raw_data") else None
     size = -(-dtype.bitwidth * math.prod(dims) // 8)
-    given = _typed_size(record) if data is None else len(data)
+    given = _typed_size(record, dtype) if data is None else len(data)
     if given is not None and given != size:
         raise _misfit(record, f"{plural(given, 'byte')} instead of {size}")
     if data is not None and dtype.bitwidth >= 8:
@@ -185,8 +185,13 @@ def _little_endian(dtype: ir.DataType) -> np.dtype[Any]:
     return dtype.numpy().newbyteorder("<")
 
 
-def _typed_size(record: TensorProto) -> int | None:
-    """None when there are data in a typed field, 0 when there are none."""
+def _typed_size(record: TensorProto, dtype: ir.DataType) -> int | None:
+    """Bytes in the typed field of a type that shares bytes; else None when there are typed data, 0 when there are none.
+
+    A wrong number of larger elements is found when they get their shape.
+    """
+    if dtype.bitwidth in (2, 4):  # one entry per byte
+        return len(record.int32_data)
     return None if any(len(getattr(record, name)) for name in DATA_FIELDS) else 0
 
 

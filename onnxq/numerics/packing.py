@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.errors import DataError
-from onnxq.numerics.spec import QType
+from onnxq.numerics.spec import QTYPES, QType
 from onnxq.numerics.tiles import Array
 from onnxq.wording import plural
 
@@ -40,8 +40,10 @@ def pack(values: Array, qtype: QType) -> Array:
         uint8 of shape [ceil(n * bits / 8)].
 
     Raises:
-        DataError: A value does not fit; names it and its flat index.
+        DataError: A value does not fit, with its flat index; or the values are no integers.
     """
+    if values.dtype.kind not in "iu" and values.dtype.name not in QTYPES:
+        raise DataError(f"{values.dtype} values are no integers: {qtype} takes them quantized")
     bits, per = qtype.bits, 8 // qtype.bits
     out = np.empty(packed_size(values.size, bits), np.uint8)
     done, rest = 0, np.empty(0, np.uint8)

@@ -93,6 +93,8 @@ class PackInt4(Pass):
         packed, left = [], []
         for item in items:
             why = item.obstacle or ("the local function around it has an older opset" if old & set(item.nodes) else "")
+            if self.bits == 2 and any(node.domain for node in item.nodes):
+                why = why or "com.microsoft's DequantizeLinear has no 2-bit types"
             why = why or self._unfit(item)
             if why and self.include:
                 raise DataError(f"{self.name}: '{item.value.name}' cannot be packed: {why}")
