@@ -1,8 +1,7 @@
 """Why onnxruntime's default session computes something else than a quantized model says.
 
 Each cause is a row of `CAUSES`: a test on the quantized graph and on the graph that onnxruntime makes of it when it
-loads, what happens, and what to do. All of them were measured with onnxruntime 1.32. Fused nodes keep the names of what
-they make, which is how the two graphs are laid beside each other.
+loads, what happens, and what to do. All of them were measured with onnxruntime 1.32.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.look import Array, attr_int, constant, constant_tensor, dims_of, onnx_op
+from onnxq.border.part import reads
+from onnxq.look import attr_int, bodies, constant, constant_tensor, dims_of, nested_graphs
+from onnxq.optimized import Graphs, bias_of, dequantizer, scale_of
 from onnxq.session import Runtime, open_session
-from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
+from onnxq.states import QUANTIZE, is_q
 
 FUSED = frozenset({"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat"})
-LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _INT32_MAX = 2**31 - 1
 SAME_SCALE = 1e-3
 """Relative distance from input scale times weight scale up to which a bias scale counts as that product."""
@@ -62,44 +61,6 @@ class Finding:
     remedy: str
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """The quantized graph and what onnxruntime makes of it.
-
-    Attributes:
-        written: The graph as the file has it.
-        optimized: The graph that runs.
-    """
-
-    written: ir.Graph
-    optimized: ir.Graph
-
-    @cached_property
-    def _makers(self) -> dict[str, ir.Node]:
-        return {value.name: node for node in self.optimized for value in node.outputs if value.name}
-
-    def maker(self, name: str | None) -> ir.Node | None:
-        """The node of the optimized graph that makes the value of a name."""
-        return self._makers.get(name or "")
-
-    def becomes(self, node: ir.Node) -> ir.Node | None:
-        """What a layer became: the optimized node that makes its output, or what is behind its Add, Relu, Clip or Q."""
-        value: ir.Value | None = node.outputs[0]
-        while value is not None:
-            made = self.maker(value.name)
-            if made is not None:
-                return made
-            readers = value.consumers()
-            follows = len(readers) == 1 and (onnx_op(readers[0], "Add", "Relu", "Clip") or is_q(readers[0], QUANTIZE))
-            value = readers[0].outputs[0] if follows else None
-        return None
-
-    @cached_property
-    def layers(self) -> list[ir.Node]:
-        """Conv, ConvTranspose, Gemm and MatMul of the quantized graph."""
-        return [node for node in self.written if onnx_op(node, *LAYERS)]
-
-
 def explain(model: ir.Model, source: Path | None, runtime: Runtime) -> dict[str, list[Finding]]:
     """Find the causes in front of each output of a quantized model.
 
@@ -132,37 +93,16 @@ def explain(model: ir.Model, source: Path | None, runtime: Runtime) -> dict[str,
 
 
 def _nodes_before(output: ir.Value) -> set[ir.Node]:
+    """The nodes an output depends on, with all that their bodies hold."""
     nodes: set[ir.Node] = set()
     todo = [output]
     while todo:
         node = todo.pop().producer()
         if node is not None and node not in nodes:
             nodes.add(node)
-            todo.extend(value for value in node.inputs if value is not None)
+            todo.extend(reads(node))
+            nodes.update(inner for body in bodies(node) for scope in nested_graphs(body) for inner in scope)
     return nodes
-
-
-def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    """The DequantizeLinear that makes a value."""
-    node = value.producer() if value is not None else None
-    return node if is_q(node, DEQUANTIZE) else None
-
-
-def _bias(node: ir.Node) -> ir.Value | None:
-    """The bias of a layer: its third input, or what a following Add adds."""
-    if len(node.inputs) > 2:
-        return node.inputs[2]
-    readers = node.outputs[0].consumers()
-    if len(readers) != 1 or not onnx_op(readers[0], "Add"):
-        return None
-    left, right = readers[0].inputs
-    return right if left is node.outputs[0] else left
-
-
-def _scale(node: ir.Node | None) -> Array | None:
-    """The constant scale of a DequantizeLinear as float64."""
-    scale = constant(node.inputs[1]) if node is not None else None
-    return None if scale is None else scale.astype(np.float64)
 
 
 def _rounded_to_int8(graphs: Graphs) -> Iterator[ir.Node]:
@@ -174,19 +114,19 @@ def _rounded_to_int8(graphs: Graphs) -> Iterator[ir.Node]:
 
 def _float_bias(graphs: Graphs) -> Iterator[ir.Node]:
     for node in graphs.layers:
-        bias, x = constant_tensor(_bias(node)), _dequantizer(node.inputs[0])
+        bias, x = constant_tensor(bias_of(node)), dequantizer(node.inputs[0])
         if bias is None or not bias.dtype.is_floating_point() or x is None:
             continue
         made = graphs.becomes(node)
         if made is None or not any(_is_int32(value) for value in made.inputs):
             continue
-        sx, sw = _scale(x), _scale(_dequantizer(node.inputs[1]))
+        sx, sw = scale_of(x), scale_of(dequantizer(node.inputs[1]))
         if sx is None or sw is None or (np.abs(bias.numpy().astype(np.float64)) > _INT32_MAX * sx * sw).any():
             yield node
 
 
 def _is_int32(value: ir.Value | None) -> bool:
-    dq = _dequantizer(value)
+    dq = dequantizer(value)
     tensor = constant_tensor(dq.inputs[0] if dq is not None else value)
     return tensor is not None and tensor.dtype == ir.DataType.INT32
 
@@ -201,19 +141,19 @@ def _float_weight(graphs: Graphs) -> Iterator[ir.Node]:
             continue
         row = ops.info(made)
         weights = [made.inputs[slot.index] for slot in row.weights if slot.index < len(made.inputs)] if row else []
-        if made.op_type in FUSED or any(_dequantizer(v) is not None and _is_int8(v) for v in weights):
+        if made.op_type in FUSED or any(dequantizer(v) is not None and _is_int8(v) for v in weights):
             yield node
 
 
 def _is_int8(value: ir.Value | None) -> bool:
-    dq = _dequantizer(value)
+    dq = dequantizer(value)
     tensor = constant_tensor(dq.inputs[0]) if dq is not None else None
     return tensor is not None and tensor.dtype in (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def _double_pairs(graphs: Graphs) -> Iterator[ir.Node]:
-    for node in graphs.written:
-        dq = _dequantizer(node.inputs[0]) if is_q(node, QUANTIZE) else None
+    for node in graphs.nodes:
+        dq = dequantizer(node.inputs[0]) if is_q(node, QUANTIZE) else None
         q = dq.inputs[0].producer() if dq is not None and dq.inputs[0] is not None else None
         if dq is None or q is None or not is_q(q, QUANTIZE) or graphs.maker(dq.outputs[0].name) is not None:
             continue
@@ -232,9 +172,9 @@ def _same(one: ir.Node, other: ir.Node) -> bool:
 
 def _ignored_axis(graphs: Graphs) -> Iterator[ir.Node]:
     for node in graphs.layers:
-        dq = _dequantizer(node.inputs[1])
+        dq = dequantizer(node.inputs[1])
         dims = dims_of(dq.inputs[0]) if dq is not None else None
-        scale = _scale(dq)
+        scale = scale_of(dq)
         if dq is None or dims is None or scale is None or scale.ndim != 1 or scale.size < 2:
             continue
         made = graphs.becomes(node)
@@ -246,8 +186,8 @@ def _ignored_axis(graphs: Graphs) -> Iterator[ir.Node]:
 
 def _ignored_bias_scale(graphs: Graphs) -> Iterator[ir.Node]:
     for node in graphs.layers:
-        dq, made = _dequantizer(_bias(node)), graphs.becomes(node)
-        own, x, w = _scale(dq), _scale(_dequantizer(node.inputs[0])), _scale(_dequantizer(node.inputs[1]))
+        dq, made = dequantizer(bias_of(node)), graphs.becomes(node)
+        own, x, w = scale_of(dq), scale_of(dequantizer(node.inputs[0])), scale_of(dequantizer(node.inputs[1]))
         if dq is None or made is None or made.op_type not in FUSED or own is None or x is None or w is None:
             continue
         zero = constant(dq.inputs[2]) if len(dq.inputs) > 2 else None

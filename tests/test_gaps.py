@@ -192,6 +192,23 @@ def test_only_what_stands_in_front_of_an_output_explains_it():
     assert [len(output.causes) for output in found.outputs] == [1, 0] and len(found.gaps()) == 1
 
 
+def test_nodes_in_branches_are_found():
+    """With its weights in the branch; a fused layer whose weights lie outside does not load."""
+    text = """(float[n, 32] x, bool c) => (float[n, 16] y) {
+        y = If(c) <then_branch = a () => (float[n, 16] m) { wd = DequantizeLinear<axis = 1>(wq, ws, wz)
+                                                            m = MatMul(x, wd) },
+                   else_branch = b () => (float[n, 16] k) { k = MatMul(x, w) }> }"""
+    w = normal(32, 16)
+    quantized = model(text, w=w, **quantized_weight(w, axis=1))
+    outside = quantized.graph.initializer
+    inside = quantized.graph.node[0].attribute[0].g.initializer
+    for tensor in [t for t in outside if t.name != "w"]:
+        inside.append(tensor)
+        outside.remove(tensor)
+    (finding,) = explain(ir.serde.deserialize_model(quantized), None, Runtime())["y"]
+    assert (finding.code, finding.nodes) == ("activations-rounded", ("m",))
+
+
 def test_a_gap_without_a_known_cause_is_still_a_finding(monkeypatch):
     monkeypatch.setattr("onnxq.gaps.CAUSES", ())
     reference, quantized, feeds, _ = weight_axis_ignored()
