@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.errors import DataError
-from onnxq.facts import Edge, Plan, Range
+from onnxq.facts import Edge, Encodings, Plan, Range
 from onnxq.layers import clip_limit
 from onnxq.numerics.encodings import WeightMethod, from_range, from_values
 from onnxq.numerics.spec import Encoding, TensorSpec
@@ -39,6 +39,22 @@ def activation_encoding(group: list[ir.Value], spec: TensorSpec, ranges: Mapping
     encoding = from_range(lo, hi, spec, dtype=dtype)
     limit = min((c for c in map(clip_limit, group) if c is not None), default=None)
     return encoding if limit is None or lo < 0 else _within(encoding, limit)
+
+
+def activation_encodings(plan: Plan, ranges: Mapping[ir.Value, Range]) -> Encodings:
+    """Encodings of all planned activations and of the bridges between their regions, over the same ranges."""
+    out, found = Encodings(), groups(plan)
+    number = {value: i for i, group in enumerate(found) for value in group}
+    for group in found:
+        encoding = activation_encoding(group, plan.activations[group[0]], ranges)
+        out.activations.update(dict.fromkeys(group, encoding))
+    bridges: dict[tuple[int, TensorSpec], Encoding] = {}
+    for edge, spec in plan.bridges.items():
+        key = (number[edge.value], spec)
+        if key not in bridges:
+            bridges[key] = activation_encoding(found[key[0]], spec, ranges)
+        out.bridges[edge] = bridges[key]
+    return out
 
 
 def _within(encoding: Encoding, limit: float) -> Encoding:

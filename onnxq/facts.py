@@ -15,25 +15,30 @@ import onnx_ir as ir
 
 from onnxq.errors import OptionError, near
 from onnxq.numerics.spec import Encoding, Granularity, TensorSpec
+from onnxq.wishes import Decision, Edge, Ends, Wish, Wishes
 
 if TYPE_CHECKING:
     from onnxq.calibration.sources import Source
     from onnxq.targets import Target
 
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """One use of a value: input ``index`` of ``node``."""
-
-    node: ir.Node
-    index: int
-
-    @property
-    def value(self) -> ir.Value:
-        """The value on this edge."""
-        value = self.node.inputs[self.index]
-        assert value is not None
-        return value
+__all__ = [
+    "Axes",
+    "Decision",
+    "Edge",
+    "Encodings",
+    "Ends",
+    "Fact",
+    "Feeds",
+    "Goal",
+    "Plan",
+    "Range",
+    "Ranges",
+    "Skips",
+    "Wish",
+    "Wishes",
+    "all_values",
+    "values_by_name",
+]
 
 
 class Fact:
@@ -66,45 +71,6 @@ class Feeds(Fact):
     source: Source
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What becomes of one node.
-
-    Attributes:
-        status: ``integer`` (runs on integers), ``dynamic`` (activations quantized at run time), ``moves`` (moves data,
-            shares one encoding), ``weight-only``, or ``float``.
-        code: Kebab-case reason code, for example ``no-integer-kernel``.
-        reason: The reason in words, with numbers.
-    """
-
-    status: str
-    code: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a plan was made from, so that it can be made again with more nodes left float.
-
-    Attributes:
-        activation: Spec of activations.
-        weight: Spec of weights, without axes.
-        banned: Nodes that stay float, with the reason.
-        forced: Nodes quantized although the target has no integer kernel for them.
-        dynamic: Whether a layer between float ops may quantize its input at run time.
-        static: Whether ranges will be there; without them only run-time quantization is left.
-        weight_only: Only weights become integers; activations stay float.
-    """
-
-    activation: TensorSpec
-    weight: TensorSpec
-    banned: Mapping[ir.Node, Decision] = field(default_factory=dict)
-    forced: frozenset[ir.Node] = frozenset()
-    dynamic: bool = True
-    static: bool = True
-    weight_only: bool = False
-
-
 @dataclass
 class Plan(Fact):
     """Which edges get which spec, which values share one encoding, and why each layer is as it is.
@@ -112,11 +78,13 @@ class Plan(Fact):
     Attributes:
         activations: Values that get a QuantizeLinear, with its spec.
         readers: Uses that read the dequantized form of such a value. Other uses keep the float value.
+        bridges: Those of them that read it at another spec, quantized once more: value -> Q -> DQ -> Q -> DQ -> use.
         outputs: Graph outputs that deliver the dequantized form of a planned value.
         weights: Uses of constants that are stored as integers.
         biases: Uses of constants stored as int32, with scale = input scale x weight scale.
         shared: Groups of values that must carry one identical encoding (data movement).
-        fixed: Values whose range is known without data, as (low, high): Softmax, Sigmoid.
+        fixed: Values whose range is known without data, as (low, high): Softmax, Sigmoid, or given by the caller.
+        methods: Values with a calibration method of their own.
         decisions: One entry a node.
         wishes: What the plan was made from.
     """
@@ -124,12 +92,18 @@ class Plan(Fact):
     wishes: Wishes
     activations: dict[ir.Value, TensorSpec] = field(default_factory=dict)
     readers: dict[Edge, ir.Value] = field(default_factory=dict)
+    bridges: dict[Edge, TensorSpec] = field(default_factory=dict)
     outputs: set[ir.Value] = field(default_factory=set)
     weights: dict[Edge, TensorSpec] = field(default_factory=dict)
     biases: dict[Edge, TensorSpec] = field(default_factory=dict)
     shared: list[list[ir.Value]] = field(default_factory=list)
-    fixed: dict[ir.Value, tuple[float, float]] = field(default_factory=dict)
+    fixed: dict[ir.Value, Ends] = field(default_factory=dict)
+    methods: dict[ir.Value, str] = field(default_factory=dict)
     decisions: dict[ir.Node, Decision] = field(default_factory=dict)
+
+    def read_by(self, edge: Edge) -> TensorSpec | None:
+        """The spec at which a use reads its value; None where it reads floats."""
+        return self.bridges.get(edge) or (self.activations.get(self.readers[edge]) if edge in self.readers else None)
 
 
 @dataclass
@@ -237,11 +211,23 @@ class Ranges(Fact):
 
 @dataclass
 class Encodings(Fact):
-    """Scale and zero point for every planned edge."""
+    """Scale and zero point for every planned edge.
+
+    Attributes:
+        activations: Of planned values.
+        bridges: Of uses that read their value at another spec; one object for each value and spec.
+        weights: Of uses of weights.
+        biases: Of uses of biases.
+    """
 
     activations: dict[ir.Value, Encoding] = field(default_factory=dict)
     weights: dict[Edge, Encoding] = field(default_factory=dict)
     biases: dict[Edge, Encoding] = field(default_factory=dict)
+    bridges: dict[Edge, Encoding] = field(default_factory=dict)
+
+    def read_by(self, edge: Edge) -> Encoding | None:
+        """The encoding at which a use reads its value; None where that is not planned."""
+        return self.bridges.get(edge) or self.activations.get(edge.value)
 
 
 def values_by_name(model: ir.Model) -> dict[str, ir.Value]:

@@ -108,23 +108,45 @@ def resolve(selectors: Iterable[str | Selector], model: ir.Model) -> dict[ir.Nod
     Raises:
         OptionError: A selector that does not parse, or matches no node; names the nearest names or operator types.
     """
-    from onnxq.look import all_nodes
-
     given = list(selectors)
     parsed = [parse(s) if isinstance(s, str) else s for s in given]
-    exact = {s.text: i for i, s in enumerate(parsed) if s.kind == "name"}
+    found = _hits(given, parsed, model)
+    return {node: parsed[hits[-1]] for node, hits in found.items()}
+
+
+def resolve_each(selectors: Iterable[str | Selector], model: ir.Model) -> list[list[ir.Node]]:
+    """The nodes that each of several selectors means, in graph order.
+
+    Raises:
+        OptionError: As for `resolve`.
+    """
+    given = list(selectors)
+    out: list[list[ir.Node]] = [[] for _ in given]
+    for node, hits in _hits(given, [parse(s) if isinstance(s, str) else s for s in given], model).items():
+        for i in hits:
+            out[i].append(node)
+    return out
+
+
+def _hits(given: list[str | Selector], parsed: list[Selector], model: ir.Model) -> dict[ir.Node, list[int]]:
+    """The numbers of the selectors that match each node, ascending; nodes without any are left out."""
+    from onnxq.look import all_nodes
+
+    exact: dict[str, list[int]] = {}
+    for i, selector in enumerate(parsed):
+        if selector.kind == "name":
+            exact.setdefault(selector.text, []).append(i)
     others = [(i, s) for i, s in enumerate(parsed) if s.kind != "name"]
-    met: set[int] = set()
-    out: dict[ir.Node, Selector] = {}
+    out: dict[ir.Node, list[int]] = {}
     for node in all_nodes(model) if parsed else ():
         hits = [i for i, s in others if match(s, node)]
-        if node.name and node.name in exact:
-            hits.append(exact[node.name])
+        if node.name:
+            hits += exact.get(node.name, ())
         if hits:
-            met.update(hits)
-            out[node] = parsed[max(hits)]
+            out[node] = sorted(hits)
+    met = {i for hits in out.values() for i in hits}
     for i, selector in enumerate(parsed):
-        if i not in met and not (selector.kind == "name" and exact[selector.text] in met):
+        if i not in met:
             raise OptionError(f"selector '{given[i]}' matches no node{_hint(selector, model)}")
     return out
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from onnxq.encoding import activation_encoding, groups
+from onnxq.encoding import activation_encodings
 from onnxq.facts import Decision, Plan, Range
 from onnxq.layers import Layer, read_layer
 from onnxq.look import dims_of, onnx_op
-from onnxq.numerics.spec import Encoding
 from onnxq.planning import Planner
 from onnxq.planning.requantized import requantized
 from onnxq.targets import Target
@@ -146,7 +145,7 @@ class Search:
 
     def _try(self, plan: Plan, ranges: Ranges) -> float:
         self.runs += 1
-        return self.trial.noise(plan, encodings(plan, ranges))
+        return self.trial.noise(plan, activation_encodings(plan, ranges))
 
     def _without(self, plan: Plan, *nodes: ir.Node) -> Plan:
         why = Decision("float", "sensitive", "costs more accuracy than it saves time")
@@ -184,14 +183,6 @@ class Search:
             return first.size / max(layer.terms, 1) * layer.channels
         dims = dims_of(layer.tail)
         return 0.0 if dims is None else float(math.prod(d or 1 for d in dims))
-
-
-def encodings(plan: Plan, ranges: Ranges) -> dict[ir.Value, Encoding]:
-    """The activation encodings of a plan."""
-    out: dict[ir.Value, Encoding] = {}
-    for group in groups(plan):
-        out.update(dict.fromkeys(group, activation_encoding(group, plan.activations[group[0]], ranges)))
-    return out
 
 
 def _with(known: Range, method: str) -> Range:

@@ -90,9 +90,9 @@ def test_all_off_is_float_and_all_on_is_the_inserted_model(activations: str) -> 
     before = ir.to_proto(net.model).SerializeToString(deterministic=True)
     assert len(net.plan.activations) >= 7 and {v.name for v in net.plan.outputs} == {"y", "z"}
     with open_trial(net.model, net.plan, net.samples, Runtime()) as trial:
-        nothing = trial.noise(off(net.plan), {})
-        everything = trial.noise(net.plan, net.encodings.activations)
-        assert trial.noise(net.plan, net.encodings.activations) == everything
+        nothing = trial.noise(off(net.plan), Encodings())
+        everything = trial.noise(net.plan, net.encodings)
+        assert trial.noise(net.plan, net.encodings) == everything
     assert nothing < 1e-12, "only the order of sums may differ between the sessions"
     assert ir.to_proto(net.model).SerializeToString(deterministic=True) == before
     exact = [run(net.proto, f) for f in net.samples]
@@ -109,16 +109,16 @@ def test_switches_are_one_by_one() -> None:
     less = Planner(net.ctx.get(Goal).target, replace(net.plan.wishes, banned=banned)).make(net.model)
     assert set(less.activations) < set(net.plan.activations)
     with open_trial(net.model, net.plan, net.samples, Runtime()) as big:
-        got = big.noise(less, net.encodings.activations)
+        got = big.noise(less, net.encodings)
     with open_trial(net.model, less, net.samples, Runtime()) as small:
-        assert small.noise(less, net.encodings.activations) == pytest.approx(got, rel=1e-3)
+        assert small.noise(less, net.encodings) == pytest.approx(got, rel=1e-3)
 
 
 def test_other_ranges_need_no_other_session() -> None:
     net = Net()
     twice = {v: replace(e, scale=np.float32(2) * e.scale) for v, e in net.encodings.activations.items()}
     with open_trial(net.model, net.plan, net.samples, Runtime()) as trial:
-        fine, coarse = (trial.noise(net.plan, e) for e in (net.encodings.activations, _centred(twice)))
+        fine, coarse = (trial.noise(net.plan, e) for e in (net.encodings, Encodings(_centred(twice))))
     assert 2 < coarse / fine < 8
 
 
@@ -156,13 +156,13 @@ def test_nothing_measurable_is_no_noise() -> None:
     """Outputs of integers only, or straight from an input."""
     net = Net()
     with open_trial(net.model, net.plan, [{"x": np.zeros((1, 4, 8, 8), np.float32)}], Runtime()) as trial:
-        assert trial.noise(net.plan, net.encodings.activations) == 0.0
+        assert trial.noise(net.plan, net.encodings) == 0.0
 
 
 def test_no_planned_value() -> None:
     net = Net()
     with open_trial(net.model, off(net.plan), net.samples, Runtime()) as trial:
-        assert trial.values == [] and trial.noise(off(net.plan), {}) < 1e-12
+        assert trial.pairs == [] and trial.noise(off(net.plan), Encodings()) < 1e-12
 
 
 def test_readers_outside_the_plan_keep_float() -> None:
@@ -172,9 +172,9 @@ def test_readers_outside_the_plan_keep_float() -> None:
     assert all(isinstance(e, Edge) for e in some)
     partial = replace(net.plan, readers=some, outputs=set())
     with open_trial(net.model, partial, net.samples, Runtime()) as trial:
-        small = trial.noise(partial, net.encodings.activations)
+        small = trial.noise(partial, net.encodings)
     with open_trial(net.model, net.plan, net.samples, Runtime()) as trial:
-        assert 0 < small < trial.noise(net.plan, net.encodings.activations)
+        assert 0 < small < trial.noise(net.plan, net.encodings)
 
 
 def test_a_nested_if_reads_what_it_read() -> None:
@@ -185,5 +185,5 @@ def test_a_nested_if_reads_what_it_read() -> None:
                  else_branch = u () => (float[e,f,g,h] s) { s = Neg(q) }> }"""
     net = Net(text)
     with open_trial(net.model, net.plan, net.samples, Runtime()) as trial:
-        assert trial.noise(off(net.plan), {}) < 1e-12
-        assert trial.noise(net.plan, net.encodings.activations) >= 0
+        assert trial.noise(off(net.plan), Encodings()) < 1e-12
+        assert trial.noise(net.plan, net.encodings) >= 0

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -64,8 +64,9 @@ class Calibrate(Pass):
             if value is not None and value < 1:
                 raise OptionError(f"calibrate: {name} must be at least 1, got {value}")
 
-    def _how(self) -> Observation:
-        return Observation(self.method, self.percentile, self.bins)
+    def _how(self, method: str | None = None) -> Observation:
+        own = next((m for m in get_args(Method) if m == method), self.method)
+        return Observation(own, self.percentile, self.bins)
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Find the ranges; the graph stays as it is."""
@@ -82,7 +83,7 @@ class Calibrate(Pass):
                 lo, hi = plan.fixed[value]
                 ranges.of[value] = Range(lo, hi, lo, hi)
             elif not spec.dynamic and _observable(value, model, ctx):
-                observers[value] = how.observer()
+                observers[value] = self._how(plan.methods.get(value)).observer()
         means = _means(plan, model) if self.means else {}
         if observers or means:
             source = ctx.get(Feeds).source

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq.encoding import activation_encoding, groups, weight_encoding
+from onnxq.encoding import activation_encodings, weight_encoding
 from onnxq.errors import FactError
 from onnxq.facts import Axes, Edge, Encodings, Fact, Plan, Range, Ranges
 from onnxq.numerics.encodings import WeightMethod
@@ -20,7 +20,8 @@ from onnxq.wording import plural
 class Encode(Pass):
     """`Plan`, `Axes`, `Ranges` -> `Encodings`.
 
-    Values of one sharing group get one encoding, over the union of their ranges. One weight used twice with the same
+    Values of one sharing group get one encoding, over the union of their ranges; so does a bridge to a reader of
+    another type. One weight used twice with the same
     spec and axis gets one encoding. Bias encodings are added by `guard-bias`.
 
     Attributes:
@@ -37,11 +38,7 @@ class Encode(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Compute all encodings; the graph stays as it is."""
         plan, axes = ctx.get(Plan), ctx.get(Axes)
-        out = Encodings()
-        ranges = self._ranges(plan, ctx.maybe(Ranges))
-        for group in groups(plan):
-            encoding = activation_encoding(group, plan.activations[group[0]], ranges)
-            out.activations.update(dict.fromkeys(group, encoding))
+        out = activation_encodings(plan, self._ranges(plan, ctx.maybe(Ranges)))
         known: dict[tuple[ir.Value, TensorSpec], Encoding] = {}
         for i, (edge, wish) in enumerate(plan.weights.items()):
             ctx.progress("encode weights", i, len(plan.weights))
@@ -67,6 +64,9 @@ class Encode(Pass):
         return known
 
     def _weight(self, edge: Edge, spec: TensorSpec, ctx: Context) -> Encoding:
+        if spec.qtype.is_float and self.weight_method != "minmax":
+            why = f"scales of {spec.qtype} weights cover all values: {self.weight_method} is for integers"
+            ctx.note("weight-method", edge.node, why)
         encoding = weight_encoding(edge, spec, self.weight_method)
         if encoding.dead:
             channels = plural(encoding.scale.size, "channel")

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, replace_uses
-from onnxq.errors import OptionError, ValidationError
+from onnxq.errors import ValidationError
 from onnxq.facts import Edge, Encodings, Fact, Goal, Plan
 from onnxq.layers import Layer, read_layer
 from onnxq.look import constant_tensor, dims_of, nbytes
 from onnxq.numerics.spec import Encoding, PerAxis
 from onnxq.numerics.tiles import scale_shape
+from onnxq.pair_opsets import check_opset, domain_of
 from onnxq.passbase import Context, Pass
 from onnxq.passes.guard_bias import channel_bias
 from onnxq.weights import Array, as_tensor, onnx_dtype, quantized_bias, quantized_weight
 
 _Owner = ir.Graph | ir.Node
+_PACKED_IR = 10  # first IR version with 4-bit tensors (onnx.proto)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InsertQdq(Pass):
     """`Plan`, `Encodings` -> graph: ``x -> Q -> DQ -> readers``, ``integer weight -> DQ -> op``, ``int32 bias -> DQ``.
 
-    One Q and one DQ a value, one integer copy and one DQ a weight encoding; where the target fuses weight-only layers
-    only so, one integer copy a use. Scale, zero point and axis are explicit; only for targets that want it so, the zero
-    point of symmetric weights is left out. Graph outputs keep their names. Integer weights are lazy: quantized when
-    written.
+    One Q and one DQ a value, and one more behind the first for readers of each other type; one integer copy and DQ a
+    weight encoding; where the target fuses weight-only layers only so, one integer copy a use. Scale, zero point and
+    axis are explicit; only for targets that want it so, the zero point of symmetric weights is left out. Where the plan
+    says so, pairs that the opset does not have are onnxruntime's own operators (com.microsoft). Graph outputs keep
+    their names. Integer weights are lazy: quantized when written.
     """
 
     name: ClassVar[str] = "insert-qdq"
@@ -45,15 +48,15 @@ class InsertQdq(Pass):
             ValidationError: A weight or bias has more or fewer scales than channels or blocks.
         """
         plan, encodings, goal = ctx.get(Plan), ctx.get(Encodings), ctx.maybe(Goal)
-        _check_opset(model, encodings)
-        writer = _Writer(model, Namer(model), goal is None or goal.target.weight_zero_point)
+        check_opset(model, encodings, plan.wishes.contrib)
+        writer = _Writer(model, Namer(model), goal is None or goal.target.weight_zero_point, plan.wishes.contrib)
         layers = dict.fromkeys(edge.node for edge in encodings.weights)
         # Read before any pair hides a weight.
         read = [read_layer(node, plan.wishes.banned) for node in layers]
         biases = {
             layer.bias: _Bias.of(layer, encodings)
             for layer in read
-            if isinstance(layer, Layer) and layer.bias and layer.inputs[0].value in encodings.activations
+            if isinstance(layer, Layer) and layer.bias and encodings.read_by(layer.inputs[0])
         }
         copies = goal is not None and goal.target.weight_only_copies
         for edge, encoding in encodings.weights.items():
@@ -73,29 +76,17 @@ class InsertQdq(Pass):
             if value in encodings.activations:
                 readers.setdefault(value, []).append(edge)
         for value, encoding in encodings.activations.items():
-            found = readers.get(value, [])
-            # onnxruntime fuses a layer in a body only with pairs in that body.
-            apart = [edge for edge in found if edge.node in layers and edge.node.graph is not graph_of(value)]
-            writer.activation(value, encoding, found, value in plan.outputs, apart)
+            found: dict[int, _Readers] = {}
+            for edge in readers.get(value, []):
+                bridge = encodings.bridges.get(edge, encoding)
+                found.setdefault(id(bridge), _Readers(bridge)).add(edge, layers, graph_of(value))
+            own = found.pop(id(encoding), _Readers(encoding))
+            writer.activation(value, own, list(found.values()), value in plan.outputs)
         changed = bool(encodings.activations or writer.pairs)
         if changed:
             remove_dead(model)
             ctx.note("pairs-inserted", None, f"{writer.pairs} Q/DQ pairs inserted", pairs=writer.pairs)
         return changed
-
-
-def _check_opset(model: ir.Model, encodings: Encodings) -> None:
-    opset = model.opset_imports.get("", 0)
-    used = [*encodings.activations.values(), *encodings.weights.values(), *encodings.biases.values()]
-    needed = max((e.spec.qtype.since for e in used), default=0)
-    if any(e.axis is not None for e in used):
-        needed = max(needed, 13)
-    if any(e.scale.dtype != np.float32 for e in used):
-        needed = max(needed, 19)
-    if any(e.block_size is not None for e in used):
-        needed = max(needed, 21)
-    if opset < needed:
-        raise OptionError(f"the planned Q/DQ pairs need opset {needed}, the model has {opset}: run upgrade-opset first")
 
 
 def _check_scales(edge: Edge, encoding: Encoding, data: ir.TensorProtocol) -> None:
@@ -126,10 +117,31 @@ class _Bias:
         ("output_dtype INT8 does not match y_zero_point type UINT8"). It leaves a constant of shape [1, 1, C] alone.
         """
         assert layer.bias is not None
-        x = encodings.activations.get(layer.inputs[0].value)
+        x = encodings.read_by(layer.inputs[0])
         rank = len(dims_of(layer.node.outputs[0]) or ())
         wide = layer.bias.node is not layer.node and rank > 2 and x is not None and x.spec.qtype.name == "int8"
         return cls(channel_bias(layer), rank if wide else 1)
+
+
+@dataclass
+class _Readers:
+    """Who reads a value at one encoding.
+
+    Attributes:
+        encoding: The encoding.
+        edges: All uses.
+        apart: Those that read it through a DequantizeLinear of their own, in their body.
+    """
+
+    encoding: Encoding
+    edges: list[Edge] = field(default_factory=list)
+    apart: list[Edge] = field(default_factory=list)
+
+    def add(self, edge: Edge, layers: Container[ir.Node], home: ir.Graph) -> None:
+        """One more use. onnxruntime fuses a layer in a body only with pairs in that body."""
+        self.edges.append(edge)
+        if edge.node in layers and edge.node.graph is not home:
+            self.apart.append(edge)
 
 
 @dataclass
@@ -140,6 +152,7 @@ class _Writer:
         model: What is written into.
         namer: Fresh names.
         zero_points: Whether a zero point of 0 is written for symmetric weights.
+        contrib: Whether pairs that the opset does not have are written in onnxruntime's domain.
         pairs: Pairs written.
         copied: Uses that got a further integer copy of their weight, with its bytes.
     """
@@ -147,6 +160,7 @@ class _Writer:
     model: ir.Model
     namer: Namer
     zero_points: bool = True
+    contrib: bool = False
     pairs: int = 0
     copied: dict[Edge, int] = field(default_factory=dict)
     _params: dict[tuple[int, _Owner], tuple[ir.Value, ir.Value]] = field(default_factory=dict)
@@ -155,30 +169,35 @@ class _Writer:
     _dequantized: dict[tuple[ir.Value, int, _Owner], ir.Value] = field(default_factory=dict)
     _keep: list[Encoding] = field(default_factory=list)  # ids above stay unique while these live
 
-    def activation(
-        self, value: ir.Value, encoding: Encoding, readers: list[Edge], is_output: bool, apart: list[Edge]
-    ) -> None:
-        """``value -> Q -> DQ -> readers`` beside the value's producer; ``apart`` are read through a DQ of their own."""
-        if not readers and not is_output:
+    def activation(self, value: ir.Value, readers: _Readers, bridges: list[_Readers], is_output: bool) -> None:
+        """``value -> Q -> DQ -> readers`` beside the value's producer, and ``-> Q -> DQ`` behind it for each bridge."""
+        if not readers.edges and not bridges and not is_output:
             return
-        graph, base = graph_of(value), value.name or "value"
-        scale, zero = self._parameters(graph, base, encoding, graph)
-        q = self._node("QuantizeLinear", [value, scale, zero], f"{base}_QuantizeLinear", f"{base}_quantized", encoding)
-        q.outputs[0].dtype = onnx_dtype(encoding.spec.qtype)
-        dq = self._dequantize(q.outputs[0], scale, zero, base, encoding, value)
-        producer = value.producer()
-        if producer is None:
-            graph.insert_before(graph[0], (q, dq))
-        else:
-            graph.insert_after(producer, (q, dq))
+        dq = self._pair(value, value, readers, value.producer())
         if is_output:
+            q = dq.inputs[0].producer() if dq.inputs[0] is not None else None
+            assert q is not None
             replace_uses(value, dq.outputs[0], self.namer)
             q.replace_input_with(0, value)
+        for bridge in bridges:
+            self._pair(dq.outputs[0], value, bridge, dq)
+
+    def _pair(self, source: ir.Value, value: ir.Value, readers: _Readers, behind: ir.Node | None) -> ir.Node:
+        """``source -> Q -> DQ -> readers`` behind a node or in front of all; returns the DQ."""
+        graph, base, encoding = graph_of(value), value.name or "value", readers.encoding
+        scale, zero = self._parameters(graph, base, encoding, graph)
+        name, output = f"{base}_QuantizeLinear", f"{base}_quantized"
+        q = self._node("QuantizeLinear", [source, scale, zero], name, output, encoding)
+        q.outputs[0].dtype = onnx_dtype(encoding.spec.qtype)
+        dq = self._dequantize(q.outputs[0], scale, zero, base, encoding, value)
+        if behind is None:
+            graph.insert_before(graph[0], (q, dq))
         else:
-            for edge in readers:
-                edge.node.replace_input_with(edge.index, dq.outputs[0])
+            graph.insert_after(behind, (q, dq))
+        for edge in readers.edges:
+            edge.node.replace_input_with(edge.index, dq.outputs[0])
         inside: dict[ir.Graph, ir.Value] = {}
-        for edge in apart:
+        for edge in readers.apart:
             body = edge.node.graph
             assert isinstance(body, ir.Graph)
             if body not in inside:
@@ -187,6 +206,7 @@ class _Writer:
                 inside[body] = beside.outputs[0]
             edge.node.replace_input_with(edge.index, inside[body])
         self.pairs += 1
+        return dq
 
     def weight(self, edge: Edge, encoding: Encoding, alone: bool) -> None:
         """``integer copy -> DQ -> op``; uses with the same encoding in one graph share both, unless ``alone``."""
@@ -257,6 +277,11 @@ class _Writer:
         given = {"axis": encoding.axis, "block_size": encoding.block_size}
         attributes = [ir.AttrInt64(key, value) for key, value in given.items() if value is not None]
         metadata = {PASS_KEY: InsertQdq.name}
-        node = ir.Node("", op, inputs, attributes, name=self.namer(name), metadata_props=metadata)
+        domain = domain_of(encoding, self.model.opset_imports.get("", 0), self.contrib)
+        if domain:
+            self.model.opset_imports.setdefault(domain, 1)
+        if encoding.spec.qtype.bits < 8:
+            self.model.ir_version = max(self.model.ir_version, _PACKED_IR)
+        node = ir.Node(domain, op, inputs, attributes, name=self.namer(name), metadata_props=metadata)
         node.outputs[0].name = self.namer(output)
         return node

@@ -8,6 +8,7 @@ from onnxq.facts import Decision
 from onnxq.look import graph_of, nested_graphs
 from onnxq.planning.emission import Emission, may_be_dynamic, needs_q
 from onnxq.planning.misfits import LAYERS, layer_of, rule_of
+from onnxq.planning.weight_only import plan_node
 
 
 def plan_bodies(model: ir.Model, emission: Emission) -> None:
@@ -37,6 +38,9 @@ def _plan(node: ir.Node, model: ir.Model, emission: Emission) -> None:
         return
     if node in plan.decisions:  # the bias Add or Relu of a layer
         return
+    if plan.wishes.only_weights(node):
+        plan_node(node, emission)
+        return
     if rule.kind not in LAYERS:
         emission.decide(node, "float", "in-subgraph", "its range cannot be observed inside a subgraph")
         return
@@ -46,7 +50,7 @@ def _plan(node: ir.Node, model: ir.Model, emission: Emission) -> None:
         return
     static = plan.wishes.static and not needs_q(layer, rule)
     static = static and all(graph_of(edge.value) is model.graph for edge in layer.inputs)
-    dynamic = plan.wishes.dynamic and may_be_dynamic(layer, rule)
+    dynamic = plan.wishes.may_be_dynamic(node) and may_be_dynamic(layer, rule)
     if static and (not dynamic or all(edge in plan.readers for edge in layer.inputs)):
         emission.layer(layer, rule, wanted=False)
         for inner in layer.body:

@@ -23,12 +23,13 @@ class Request:
     """Types and granularity as a caller asks for them.
 
     Attributes:
-        activations: Integer type of activations; empty means the target's default.
-        weights: Integer type of weights; empty means the target's default.
+        activations: Type of activations; empty means the target's default.
+        weights: Type of weights; empty means the target's default.
         granularity: Of weights; empty means blocked with a block size, the target's default without.
         block_size: Values that share a scale; 0 means none given.
         symmetric: Whether the zero point of weights is fixed at the middle of their type; ``auto`` is the target's way.
         weight_only: Activations stay float.
+        activations_symmetric: The same for the zero point of activations.
     """
 
     activations: str = ""
@@ -37,6 +38,7 @@ class Request:
     block_size: int = 0
     symmetric: SymmetryName = "auto"
     weight_only: bool = False
+    activations_symmetric: SymmetryName = "auto"
 
     def specs(self, target: Target) -> tuple[TensorSpec, TensorSpec]:
         """Specs of activations and weights for a target; the weights' axis is still open.
@@ -52,11 +54,12 @@ class Request:
             )
         if self.weight_only and self.activations:
             raise OptionError(f"activations: {self.activations} does not go with weight-only: activations stay float")
-        _check_combination(target, weight.qtype, None if self.weight_only else activation.qtype)
+        check_combination(target, weight.qtype, None if self.weight_only else activation.qtype)
         for qtype in (weight.qtype,) if self.weight_only else (activation.qtype, weight.qtype):
             check_installed(qtype)
-        symmetric = weight.symmetric if self.symmetric == "auto" else self.symmetric == "yes"
-        return activation, replace(weight, symmetric=symmetric, granularity=self._granularity(target, weight))
+        activation = _with_symmetry(activation, self.activations_symmetric, "activations-symmetric")
+        weight = _with_symmetry(weight, self.symmetric, "symmetric")
+        return activation, weight.at(self._granularity(target, weight))
 
     def _granularity(self, target: Target, weight: TensorSpec) -> Granularity:
         name = self.granularity or ("blocked" if self.block_size else "")
@@ -75,7 +78,18 @@ class Request:
         return PerAxis() if name == "per-channel" else weight.granularity
 
 
-def _check_combination(target: Target, weight: QType, activation: QType | None) -> None:
+def _with_symmetry(spec: TensorSpec, asked: SymmetryName, option: str) -> TensorSpec:
+    if spec.qtype.is_float and asked == "no":
+        raise OptionError(f"{spec.qtype} has no zero point other than 0: {option}: no does not go with it")
+    return spec if asked == "auto" else replace(spec, symmetric=asked == "yes")
+
+
+def check_combination(target: Target, weight: QType, activation: QType | None) -> None:
+    """Refuse a type of weights beside a type of activations (None: floats) that the target does not pair it with.
+
+    Raises:
+        OptionError: Names both, and what would do.
+    """
     allowed = target.combinations.get(weight.name)
     if allowed is None or (activation is not None and activation.name in allowed):
         return

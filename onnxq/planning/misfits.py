@@ -24,10 +24,11 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
         return wishes.banned[node]
     if _computes_on_integers(node):
         return Decision("integer", ALREADY, "works on integers already")
-    if wishes.weight_only and ops.info(node) is None and not bodies(node):
+    only_weights = wishes.only_weights(node)
+    if only_weights and ops.info(node) is None and not bodies(node):
         return Decision("float", "no-weight", f"{node.op_type} carries no weights")
     rule = target.integer_ops.get(node.op_type) if node.domain == "" else None
-    forms = ("weight-only",) if wishes.weight_only else ("static", "dynamic")
+    forms = ("weight-only",) if only_weights else ("static", "dynamic")
     if node in wishes.forced and ops.info(node) is not None and not (rule and set(forms) & set(rule.forms)):
         rule = _forced(node)
     if rule is None:
@@ -36,7 +37,7 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
         what = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         return Decision("float", "no-integer-kernel", f"{target.name} has no integer kernel for {what}")
     if not set(forms) & set(rule.forms):
-        code = "not-weight-only" if wishes.weight_only else "not-static"
+        code = "not-weight-only" if only_weights else "not-static"
         return Decision("float", code, f"{target.name} takes no {forms[0]} form of {node.op_type}")
     if rule.kind == "folds" and not folds(node):
         return Decision("float", "not-from-zero", f"{node.op_type} clips elsewhere than at 0: no Q makes it redundant")
@@ -49,7 +50,7 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
     if data and all(is_q(e.value.producer(), DEQUANTIZE) for e in data):
         return _as_found(node, target)
     types = {e.value.dtype for e in data if e.value.dtype is not None}
-    floats = (wishes.weight_only and target.weight_only_float_types) or target.float_types
+    floats = (only_weights and target.weight_only_float_types) or target.float_types
     if any(t.name.lower() not in [_ALIASES.get(f, f) for f in floats] for t in types):
         kinds = ", ".join(sorted(t.name.lower() for t in types))
         return Decision("float", "data-type", f"{target.name} has no integer kernel for {kinds} data")
@@ -64,7 +65,7 @@ def _forced(node: Node) -> IntegerOp:
 
 def layer_of(node: Node, target: Target, wishes: Wishes) -> Layer | Decision:
     """The layer that a weight-carrying node starts, or the decision that it stays as it is."""
-    layer = read_weights(node) if wishes.weight_only else read_layer(node, wishes.banned)
+    layer = read_weights(node) if wishes.only_weights(node) else read_layer(node, wishes.banned)
     if isinstance(layer, str) or layer.weight is None:
         row = ops.info(node)
         for slot in row.weights if row else ():
@@ -76,7 +77,7 @@ def layer_of(node: Node, target: Target, wishes: Wishes) -> Layer | Decision:
     if layer.weight is not None and layer.weight.index == 0:
         why = "its left operand is constant: no fast kernel takes that"
         return Decision("float", "constant-left-operand", why)
-    if layer.terms > MAX_TERMS and not wishes.weight_only:
+    if layer.terms > MAX_TERMS and not wishes.only_weights(node):
         return Decision("float", "accumulator", f"sums of {layer.terms} products could overflow int32")
     return layer
 

@@ -18,12 +18,12 @@ from onnxq.look import all_nodes, is_constant
 from onnxq.planning.bodies import plan_bodies, plan_functions
 from onnxq.planning.emission import Emission, may_be_dynamic
 from onnxq.planning.misfits import ALREADY, BETWEEN_PAIRS, LAYERS, layer_of, rule_of
-from onnxq.planning.weight_only import plan_weights
+from onnxq.planning.weight_only import plan_node, plan_weights
 from onnxq.states import feeds_q
 from onnxq.targets import IntegerOp, Target
 
 # Ranges known without data (operator texts).
-FIXED = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
+FIXED = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0), "HardSigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
 # A layer with so few products per value is bound by memory: pairs around it cost more than its integer kernel saves
 # (depthwise convolutions between HardSwish: measured on PP-LCNet 5.05 ms with them on integers, 3.12 ms without).
 FEW_TERMS = 48
@@ -53,6 +53,7 @@ class Planner:
             self._islands(list(model.graph))
             plan_bodies(model, self._to)
         plan_functions(model, self._to)
+        self._to.finish()
         plan.decisions = {node: plan.decisions[node] for node in all_nodes(model)}
         return plan
 
@@ -70,6 +71,9 @@ class Planner:
         if node in self._inside:
             owner = self._inside[node].name or self._inside[node].op_type
             self._to.decide(node, "integer", "part-of-layer", f"computed inside {owner}")
+            return
+        if self.wishes.only_weights(node):
+            plan_node(node, self._to)
             return
         rule = rule_of(node, self.target, self.wishes)
         if not isinstance(rule, Decision) and rule.kind in LAYERS:
@@ -140,7 +144,7 @@ class Planner:
     def _backward_layer(self, layer: Layer, rule: IntegerOp) -> None:
         node = layer.node
         alone = layer.tail not in self._wanted and not any(e.value in self._able for e in layer.inputs)
-        dynamic = self.wishes.dynamic and may_be_dynamic(layer, rule)
+        dynamic = self.wishes.may_be_dynamic(node) and may_be_dynamic(layer, rule)
         if not self.wishes.static and not dynamic:
             self._leave(layer, "no-ranges", f"{node.op_type} needs calibrated ranges to run on integers")
         elif alone and rule.needs_output_q and 0 < layer.terms <= FEW_TERMS and node not in self.wishes.forced:
@@ -175,12 +179,16 @@ class Planner:
             node, "moves" if rule.kind == "moves" else "integer", rule.kind, f"{node.op_type} between integers"
         )
         data = data_inputs(node, rule)
+        # What only moves or clips data keeps the type of the region it comes from.
+        spec = plan.activations[data[0].value] if rule.kind in ("moves", "folds") else self._to.spec(node)
         for edge in data:
-            plan.readers[edge] = edge.value
+            self._to.read(edge, spec)
         for value in self._results(node):
-            if is_float(value) or value.dtype is None:
-                self._to.integer(value)
-                if rule.kind == "moves":
-                    plan.shared.append([data[0].value, value])
-                if node.op_type in FIXED:
-                    plan.fixed[value] = FIXED[node.op_type]
+            if not (is_float(value) or value.dtype is None):
+                continue
+            if rule.kind == "moves":
+                self._to.moved(data[0].value, value, node)
+            else:
+                self._to.integer(value, spec, node)
+            if node.op_type in FIXED:
+                plan.fixed[value] = FIXED[node.op_type]

@@ -23,10 +23,11 @@ def plan_weights(model: ir.Model, emission: Emission) -> None:
     """Decide on every node of the main graph and of If/Loop/Scan bodies: no range is needed, so all are alike."""
     for graph in nested_graphs(model.graph):
         for node in graph:
-            _plan(node, emission)
+            plan_node(node, emission)
 
 
-def _plan(node: ir.Node, emission: Emission) -> None:
+def plan_node(node: ir.Node, emission: Emission) -> None:
+    """Decide on one node of which only the weights may become integers."""
     plan = emission.plan
     rule = rule_of(node, emission.target, plan.wishes)
     if isinstance(rule, Decision):
@@ -69,6 +70,6 @@ def _table(node: ir.Node, rule: IntegerOp, emission: Emission) -> None:
         why = f"its table of shape {dims} is too small: less than {SMALLEST_TABLE} numbers or fewer than two axes"
         emission.decide(node, "float", "small-table", why)
     else:
-        spec = emission.weight_spec(rule)
+        spec = emission.plan.wishes.uses.get(edge) or emission.weight_spec(node, rule)
         emission.plan.weights[edge] = spec.at(PerAxis()) if isinstance(spec.granularity, PerTensor) else spec
         emission.decide(node, "weight-only", "table", "rows of integers are picked, then dequantized")
