@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.errors import DataError
 from onnxq.numerics.spec import QTYPES, QType
-from onnxq.numerics.tiles import Array
+from onnxq.numerics.tiles import Array, in_c_order
 from onnxq.wording import plural
 
 CHUNK = 1 << 17
@@ -126,7 +126,7 @@ def _pieces(values: Array) -> Iterator[Array]:
         return
     step = CHUNK // inner
     for start in range(0, len(values), step):
-        yield np.ascontiguousarray(values[start : start + step]).reshape(-1)
+        yield in_c_order(values[start : start + step]).reshape(-1)
 
 
 def _fits(piece: Array, qtype: QType) -> bool:
