@@ -179,16 +179,30 @@ def test_mse_is_never_worse_and_helps_few_bits(qtype, symmetric, granularity):
         assert after < 0.8 * before
 
 
-def test_mse_minimizes_over_the_tried_factors():
-    w = weight((1, 200), seed=5)
-    errors = {}
-    for f in np.linspace(1.0, 0.2, 41):
-        e = from_range(-np.abs(w).max() * f, np.abs(w).max() * f, spec("int4", True))
-        errors[float(e.scale)] = float(np.sum((fake_quantize(w, e) - w) ** 2))
-    assert float(from_values(w, spec("int4", True), method="mse").scale) == min(errors, key=errors.__getitem__)
+@pytest.mark.parametrize("seed", range(5))
+def test_mse_is_close_to_the_best_of_all_factors(seed):
+    w = weight((1, 200), seed=seed)
+    errors = [
+        float(
+            np.sum(
+                (fake_quantize(w, from_range(-np.abs(w).max() * f, np.abs(w).max() * f, spec("int4", True))) - w) ** 2
+            )
+        )
+        for f in np.linspace(1.0, 0.2, 401)
+    ]
+    best = from_values(w, spec("int4", True), method="mse")
+    assert float(np.sum((fake_quantize(w, best) - w) ** 2)) < 1.02 * min(errors)
+
+
+def test_mse_uses_the_lowest_integer():
+    """-8 steps reach as far as the largest value when the scale is max / 8."""
+    w = np.float32([[-8, -7, -6, -5, -3, -2, -1, 1, 2, 3, 5, 6, 7]])
+    e = from_values(w, spec("int4", True, PerAxis(0)), method="mse")
+    np.testing.assert_allclose(e.scale, 1, rtol=0.02)
+    assert quantize(w, e).min() == -8 and from_values(w, spec("int4", True, PerAxis(0))).scale > 1.1
 
 
 def test_empty_weight_and_unknown_method():
     assert from_values(np.zeros((0, 3), np.float32), spec("int8", True, PerAxis(1))).scale.tolist() == [1, 1, 1]
-    with pytest.raises(OptionError, match="known: minmax, mse"):
+    with pytest.raises(OptionError, match="known: minmax, mse, hqq"):
         from_values(weight(), spec("int8", True), method="best")
