@@ -228,7 +228,7 @@ def _error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, f
         same = (x == y) | (np.isnan(x) & np.isnan(y))
         with np.errstate(invalid="ignore"):
             gap = np.where(same, 0.0, np.abs(x - y))
-        worst = max(worst, float(np.max(np.nan_to_num(gap, nan=np.inf), initial=0.0)))
+        worst = max(worst, float(np.max(np.nan_to_num(gap, nan=np.inf, posinf=np.inf), initial=0.0)))
         scale = max(scale, float(np.max(np.abs(x[np.isfinite(x)]), initial=0.0)))
     return worst, worst / scale if scale else (0.0 if worst == 0 else float("inf"))
 

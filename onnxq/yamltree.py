@@ -6,7 +6,7 @@ YAML 1.1 makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,6 @@ class Item:
         if isinstance(self.value, list):
             return [v.plain() for v in self.value]
         return self.value
-
-    def walk(self) -> Iterator[Item]:
-        """This item and all inside it."""
-        yield self
-        children = self.value.values() if isinstance(self.value, dict) else self.value
-        for child in children if isinstance(self.value, dict | list) else ():
-            yield from child.walk()
 
     def mapped(self, change: Callable[[Item], Item]) -> Item:
         """The same tree with each scalar put through ``change``."""

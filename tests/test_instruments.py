@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq import api
+from onnxq import api, instruments
 from onnxq.border import open_model
 from onnxq.calibration.sources import open_source
 from onnxq.context import Context
@@ -272,3 +273,20 @@ def test_steps_made_in_python_leave_their_names(tmp_path: Path) -> None:
     with pytest.raises(PassFailed, match="Anon: ValueError: no"):
         Pipeline(steps=(Anon(), Scale()), instruments=(Reproducer(tmp_path, [], Registry()),)).run(model(), Context())
     assert "# steps: Anon, scale" in (tmp_path / "command.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        ([np.ones(2)], [np.ones(2), np.ones(2)], (np.inf, np.inf)),
+        ([np.ones(2)], [np.ones(3)], (np.inf, np.inf)),
+        ([np.array(["a"])], [np.array(["b"])], (np.inf, np.inf)),
+        ([np.array(["a"]), np.ones(2)], [np.array(["a"]), np.ones(2)], (0.0, 0.0)),
+        ([np.zeros(2)], [np.ones(2)], (1.0, np.inf)),
+        ([np.array([4.0, np.nan])], [np.array([3.0, np.nan])], (1.0, 0.25)),
+        ([np.array([4.0, np.inf])], [np.array([4.0, 1.0])], (np.inf, np.inf)),
+        ([[np.ones(2), np.ones(3)]], [[np.ones(2), np.zeros(3)]], (1.0, 1.0)),  # an output that is a sequence
+    ],
+)
+def test_errors(reference: list[Any], other: list[Any], expected: tuple[float, float]) -> None:
+    assert instruments._error(reference, other) == expected

@@ -5,17 +5,18 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import onnx_ir as ir
 import pytest
 
 from onnxq.context import Context
 from onnxq.errors import OptionError, RecipeError
-from onnxq.options import describe
+from onnxq.options import convert, describe, options_of
 from onnxq.passbase import Pass
 from onnxq.recipe import parse_recipe
 from onnxq.selectors import Selector
+from onnxq.yamltree import value_of
 
 
 class Level(enum.Enum):
@@ -162,3 +163,31 @@ def test_types_in_words(kind: object, text: str) -> None:
 def test_an_option_without_default_must_be_given() -> None:
     with pytest.raises(RecipeError, match=r"^r.yaml:3: .*Needy needs must$"):
         parse_recipe(f"name: x\nsteps:\n  - {NEEDY}\n", file="r.yaml")
+
+
+class Odd:
+    """Neither a class that YAML can make, nor one that parses text."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Odd, "the option: type Odd cannot be given"), (TypeVar("T"), "the option: type ~T cannot be given")],
+)
+def test_types_that_yaml_cannot_give(kind: object, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        convert(value_of("x", "here"), kind, "the option")
+
+
+def test_annotations_that_do_not_resolve_are_named() -> None:
+    def lost(x: int) -> None: ...
+
+    lost.__annotations__["x"] = "Nowhere"
+    with pytest.raises(OptionError, match=r"lost: the annotations do not resolve: name 'Nowhere' is not defined"):
+        options_of(lost)
+
+
+def test_python_values_as_items() -> None:
+    nested = {"a": [1, {"b": None}], 2: "x"}
+    item = value_of(nested, "here")
+    assert item.plain() == {"a": [1, {"b": None}], "2": "x"} and item.file == "here"
+    assert value_of(item, "elsewhere") is item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from onnxq.docs import facts, page, reference
+from onnxq.errors import OptionError
 from onnxq.recipe import dump, load_recipe
 from onnxq.registry import Registry, shipped_recipes
 from onnxq.schema import recipe_schema, type_schema
@@ -156,3 +158,15 @@ def test_the_page_of_a_pass_says_what_it_reads_and_writes() -> None:
     registry = Registry()
     assert "May read Goal; writes Goal, Plan" in page(registry.find("plan"), registry)
     assert facts(registry.find("plan"), registry)["writes"] == ["Goal", "Plan"]
+
+
+def test_structures_and_types_without_a_form() -> None:
+    @dataclass(frozen=True)
+    class Window:
+        low: float
+        high: float = 1.0
+
+    schema = type_schema(Window)
+    assert set(schema["properties"]) == {"low", "high"} and schema["required"] == ["low"]
+    with pytest.raises(OptionError, match="has no form in YAML"):
+        type_schema(complex)

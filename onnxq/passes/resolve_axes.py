@@ -18,8 +18,6 @@ from onnxq.planning import Planner
 from onnxq.weights import weight_tensor
 from onnxq.wording import plural
 
-SMALLEST_FIT = 16
-"""Smallest block that `fit` chooses; onnxruntime has kernels for 16 and up."""
 BLOCKS_SINCE = 21  # first opset whose DequantizeLinear has block_size
 
 
@@ -135,6 +133,7 @@ class _Use:
             return self._one_block(axis)
         if length % size == 0:
             return Blocked(size, axis)
+        # onnxruntime has kernels for blocks of 16 and up.
         fits = [b for b in (1 << k for k in range(4, size.bit_length())) if length % b == 0]
         if self.options.short_block == "fit" and fits:
             why = f"has {plural(length, 'value')} along axis {axis}: blocks of {fits[-1]}, not {size}"

@@ -24,6 +24,23 @@ def devices(_: Any, m: ModelProto) -> None:
     m.graph.node[0].device_configurations.add(configuration_id="c")
 
 
+def configuration(_: Any, m: ModelProto) -> None:
+    m.ir_version = 10
+    m.configuration.add(name="c", num_devices=1)
+
+
+def nameless_devices(_: Any, m: ModelProto) -> None:
+    m.ir_version = 11
+    m.graph.node[0].device_configurations.add()
+
+
+def sparse_of_strings(b: Any, m: ModelProto) -> None:
+    m.graph.sparse_initializer.append(b.sparse("s"))
+    m.graph.sparse_initializer[0].values.ClearField("raw_data")
+    m.graph.sparse_initializer[0].values.data_type = TensorProto.STRING
+    m.graph.sparse_initializer[0].values.string_data.append(b"a")
+
+
 def old_function(b: Any, m: ModelProto) -> None:
     m.ir_version = 9
     m.functions.append(b.function(value_info=[b.info("t", 1)]))
@@ -69,6 +86,8 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any, ModelProto], Any], str]] = {
         lambda b, m: m.graph.initializer[0].MergeFromString(UNKNOWN),
         "initializer 'w': TensorProto",
     ),
+    "configuration in IR 10": (configuration, "device configurations need IR version 11, not 10"),
+    "sparse strings": (sparse_of_strings, "graph 'g': sparse initializer 's' has external data or strings"),
     "devices in IR 10": (devices, "node 'a' (Relu): device configurations need IR version 11"),
     "function types in IR 9": (old_function, "function 'loc::F': value_info needs IR version 10"),
     "graph as default": (
@@ -117,6 +136,11 @@ INVALID: dict[str, tuple[Callable[[Any, ModelProto], Any], str]] = {
         lambda b, m: m.functions.append(b.function(output=["no"])),
         "function 'loc::F': nothing defines its output 'no'",
     ),
+    "function input without name": (
+        lambda b, m: m.functions.append(b.function(input=[""])),
+        "function 'loc::F' has an input without a name",
+    ),
+    "devices without id": (nameless_devices, "node 'a' (Relu): a device configuration without id"),
     "annotation twice": (
         lambda b, m: [m.graph.quantization_annotation.add(tensor_name="h") for _ in range(2)],
         "graph 'g': quantization annotation of 'h' occurs twice",

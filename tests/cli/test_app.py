@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -12,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import onnxq
-from onnxq.cli import show
+from onnxq.cli import _common, show
 from onnxq.cli.app import COMMANDS, app
-from onnxq.errors import OptionError
+from onnxq.errors import InputError, OptionError
 
 
 def call(*args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
@@ -125,3 +126,35 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_no_place_for_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    with pytest.raises(InputError, match="MODEL is -, but no model comes in on stdin"):
+        _common.source("-")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    with pytest.raises(OptionError, match="OUT is -, but stdout is a terminal: redirect it, or name a file"):
+        _common.check_out("-")
+
+
+def test_progress_is_a_bar_for_each_label_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with _common.progress() as show:
+        show("calibrate", 1, 4)
+        show("calibrate", 4, 4)
+        show("search", 3, 0)  # nobody knows how many
+    text = stream.getvalue()
+    assert "calibrate" in text and "4/4" in text and "search" in text
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with _common.progress() as show:
+        show("calibrate", 1, 4)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]

@@ -211,10 +211,15 @@ def test_defaults_the_caller_may_override_stay(run_passes: Callable[..., Any]) -
         ([node("Conv", "x w", "c"), bn("c"), node("Relu", "c", "z")], "'c' is read elsewhere"),
         ([node("Relu", "x", "c"), bn("c")], "its input comes from Relu"),
         ([bn("x")], "its input comes from outside"),
+        ([node("Conv", "x w", "c"), bn("c", spatial=0)], "spatial=0 normalizes every single activation"),
+        (
+            [node("Conv", "x w", "c"), node("BatchNormalization", "c beta5 beta5 beta5 var5", "y")],
+            "its parameters do not have one number for each of 6 channels",
+        ),
     ],
 )
 def test_refusals_say_why(nodes: Any, why: str, run_passes: Callable[..., Any]) -> None:
-    proto = build(nodes, (1, 6, 5, 5), w=(6, 6, 3, 3), **stats(6))
+    proto = build(nodes, (1, 6, 5, 5), w=(6, 6, 3, 3), beta5=(5,), var5=(5,), **stats(6))
     out = run_passes(proto, FuseBatchNorm())
     assert not out.changed
     (note,) = out.ctx.report.of("batch-norm-kept")
@@ -298,3 +303,23 @@ def test_large_weights_are_scaled_when_read() -> None:
     assert isinstance(result.const_value, ir.LazyTensor) and list(model.graph.initializers) == ["w"]
     wanted = (data * np.linspace(1, 2, 1024, dtype="f").astype(np.float64)).astype("f")
     np.testing.assert_array_equal(constant(result), wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "attributes", "why"),
+    [
+        ("x w c", {"beta": 0.0}, "beta=0 leaves no way to add a bias"),
+        ("x w x", {}, "its bias is not constant"),
+        ("x w column", {}, "its bias has one number a row"),
+    ],
+)
+def test_biases_that_cannot_change(gemm: str, attributes: Any, why: str, run_passes: Callable[..., Any]) -> None:
+    nodes = [node("Gemm", gemm, "g", **attributes), bn("g")]
+    out = run_passes(build(nodes, (5, 5), w=(5, 5), c=(5,), column=(5, 1), **stats(5)), FuseBatchNorm())
+    assert not out.changed and out.ctx.report.of("batch-norm-kept")[0].message == why
+
+
+def test_integer_products_stay(run_passes: Callable[..., Any]) -> None:
+    proto = build([node("MatMul", "x w", "m"), node("Mul", "m k", "y")], (2, 4), np.int32, w=(4, 5), k=(5,))
+    out = run_passes(proto, FuseBatchNorm())
+    assert not out.changed and out.ops() == ["MatMul", "Mul"]

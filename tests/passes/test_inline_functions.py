@@ -147,3 +147,40 @@ def test_two_quantizers_of_different_type_in_one_function(
     names = [n.name for n in out.proto.graph.node]
     assert len(set(names)) == len(names) == 14
     same_numbers(text, out.proto)
+
+
+def test_opsets_of_other_domains(run_passes: Callable[..., Any]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1, "my" : 2]> g (float[2] x) => (float[2] y) { y = l.f(x) }
+    <domain: "l", opset_import: ["" : 17, "my" : 1]> f (a) => (b) { b = my.Op(a) }"""
+    out = run_passes(text, InlineFunctions())
+    (note,) = out.ctx.report.of("function-opset")
+    assert note.message == "l.f imports 'my' at version 1, the model at 2; 2 counts"
+    assert note.severity.value == "warning" and out.ops() == ["Op"]
+
+
+def test_an_opset_that_cannot_be_joined_names_node_and_function(run_passes: Callable[..., Any]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1]>
+    g (float[2,3,4,5] x) => (float[a,b,c,d] y) { y = l.f(x) }
+    <domain: "l", opset_import: ["" : 8]> f (a) => (b) {
+      w = Constant<value = float[3] {1.0, 2.0, 3.0}>() b = BatchNormalization<spatial = 0>(a, w, w, w, w) }"""
+    words = r"BatchNormalization from a local function of opset 8 cannot be brought to opset 17: spatial=0"
+    with pytest.raises(UnsupportedError, match=words):
+        run_passes(text, InlineFunctions())
+
+
+def test_an_output_that_is_a_missing_input(run_passes: Callable[..., Any], same_numbers: Callable[..., None]) -> None:
+    """The function hands an optional input on; without it the reader has none either."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1]> g (float[2] x) => (float[2] y) {
+      a, b = l.both(x)  y = Clip(a, , b) }
+    <domain: "l", opset_import: ["" : 17]> both (p, q) => (r, q) { r = Neg(p) }"""
+    out = run_passes(text, InlineFunctions())
+    assert [list(filter(None, n.input)) for n in out.proto.graph.node] == [["x"], ["a"]]
+
+
+def test_attributes_are_handed_through_or_dropped(run_passes: Callable[..., Any]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "l" : 1]> g (float[2,3] x) => (float[a,b] y) {
+      s = l.outer<axis = 0>(x)  y = l.inner(s) }
+    <domain: "l", opset_import: ["" : 17, "l" : 1]> outer <axis> (a) => (b) { b = l.inner<axis: int = @axis>(a) }
+    <domain: "l", opset_import: ["" : 17]> inner <axis> (a) => (b) { b = Softmax<axis: int = @axis>(a) }"""
+    out = run_passes(text, InlineFunctions())
+    assert [[(a.name, a.i) for a in n.attribute] for n in out.proto.graph.node] == [[("axis", 0)], []]

@@ -174,3 +174,21 @@ def test_a_detector_head(quantized: Callable[..., Any], run_model: Callable[...,
     feeds = made.feeds[0]
     (exact,), (got,) = run_model(made.float_proto, feeds), run_model(made.proto, feeds)
     assert np.abs(exact[:, 4:] - got[:, 4:]).max() < 0.05
+
+
+def test_a_float_layer_between_pairs_is_told() -> None:
+    """Its own ranges are fine; its neighbours stay integers, and onnxruntime would round its weight all the same."""
+    body = "a = Conv(x, k) b = Conv(a, n) y = Conv(b, n)"
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 21]> g {HEAD} {{ {body} }}')
+    for name, array in {"k": WEIGHTS["k"], "n": w(16, 16, 3, 3)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    model, ctx = ir.from_proto(onnx.shape_inference.infer_shapes(proto)), Context()
+    ctx.put(Goal(load_target("ort-cpu")))
+    for node in all_nodes(model):
+        node.name = node.outputs[0].name
+    run_step(MakePlan(exclude=("b",)), model, ctx)
+    ctx.put(Ranges(of={value: Range(-1, 1, -1, 1) for value in ctx.get(Plan).activations}))
+    run_step(LeaveFloat(), model, ctx)
+    (note,) = ctx.report.of("requantized-by-runtime")
+    assert note.place.node == "b" and note.severity.value == "warning"
+    assert note.message.endswith("leave its neighbours float, too")

@@ -297,3 +297,86 @@ def test_ir_version_follows() -> None:
     assert helper.find_min_ir_version_for([helper.make_opsetid("", opsets.newest())]) == opsets.min_ir_version(
         opsets.newest()
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            graph(
+                11,
+                X4,
+                'y = Resize<coordinate_transformation_mode="tf_half_pixel_for_nn", mode="linear">(x, , s)',
+                "<float[4] s={1,1,2,2}>",
+            ),
+            "Resize of opset 11 cannot be brought to opset 21: "
+            "coordinate_transformation_mode 'tf_half_pixel_for_nn' has no equal since opset 13",
+        ),
+        (
+            graph(
+                12,
+                "(float[2,3,4,5] x) => (float[a,b,c,d] y, float[e] s)",
+                "y, m, v, s, t = BatchNormalization(x, w, w, w, w)",
+                "<float[3] w={1,2,3}>",
+            ),
+            "its saved statistics (outputs 4 and 5) are used, which opset 14 does not make",
+        ),
+        (
+            graph(
+                18,
+                "(float[n,c,4,5] x) => (float[a,b,c,d] y)",
+                "y = GroupNormalization<num_groups=2>(x, w, w)",
+                "<float[2] w={1,2}>",
+            ),
+            "the number of channels is unknown",
+        ),
+        (
+            graph(
+                8,
+                "(float[2] s, float[2,3] x) => (float[a] t, float[b,c] u)",
+                "t, u = Scan<num_scan_inputs=1, body = b (float[2] p, float[3] q) => (float[2] r, float[3] v) "
+                "{ r = Identity(p) v = Identity(q) }>(, s, x)",
+            ),
+            "Scan has no equal since opset 9",
+        ),
+    ],
+)
+def test_what_has_no_equal_is_said(text: str, why: str, run_passes: Callable[..., Any]) -> None:
+    out = run_passes(text, UpgradeOpset(to=21))
+    (note,) = out.ctx.report.of("opset-not-upgraded")
+    assert why in note.message and not out.changed
+
+
+def test_attributes_of_a_call_are_said(run_passes: Callable[..., Any]) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 12, "f" : 1]> g (float[2,3] x) => (float[a,b] y) { y = f.soft(x) }
+    <domain: "f", opset_import: ["" : 12]> soft <k: int = 1> (x) => (y) { y = Softmax<axis: int = @k>(x) }"""
+    (note,) = run_passes(text, UpgradeOpset(to=21)).ctx.report.of("opset-not-upgraded")
+    assert "it takes attributes from the call of a local function; inline functions first" in note.message
+
+
+def test_batch_norm_that_trains_keeps_its_statistics(run_passes: Callable[..., Any]) -> None:
+    text = graph(
+        12,
+        "(float[2,3,4,5] x) => (float[a,b,c,d] y, float[e] m)",
+        "y, m, v, s, t = BatchNormalization(x, w, w, w, w)",
+        "<float[3] w={1,2,3}>",
+    )
+    out = run_passes(text, UpgradeOpset(to=21))
+    (new,) = out.proto.graph.node
+    assert new.output[:2] == ["y", "m"] and len(new.output) == 3
+    assert [a.i for a in new.attribute if a.name == "training_mode"] == [1]
+
+
+def test_upsample_of_opset_6(run_passes: Callable[..., Any], same_numbers: Callable[..., None]) -> None:
+    """No runtime has it: opset 7 with the same scales is the oracle."""
+    old = graph(6, X4, 'y = Upsample<height_scale=2.0, width_scale=3.0, mode="bilinear">(x)')
+    new = graph(7, X4, 'y = Upsample<scales=[1.0, 1.0, 2.0, 3.0], mode="linear">(x)')
+    same_numbers(run_passes(new, UpgradeOpset(to=21)).proto, run_passes(old, UpgradeOpset(to=21)).proto)
+
+
+def test_softmax_of_unknown_rank_from_the_last_dim(run_passes: Callable[..., Any]) -> None:
+    text = graph(12, "(float[2,3] x, int64[k] s) => (float y)", "r = Reshape(x, s) y = Softmax<axis={}>(r)")
+    kept = run_passes(text.replace("{}", "-1"), UpgradeOpset(to=13))
+    assert kept.ops() == ["Reshape", "Softmax"] and not kept.ctx.report.of("opset-not-upgraded")
+    refused = run_passes(text.replace("{}", "-2"), UpgradeOpset(to=13))
+    assert "is unknown" in refused.ctx.report.of("opset-not-upgraded")[0].message
