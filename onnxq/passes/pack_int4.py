@@ -18,7 +18,7 @@ from onnxq.numerics.packing import misfit
 from onnxq.numerics.spec import QTYPES, QType
 from onnxq.passbase import Context, Pass
 from onnxq.passes.upgrade_opset import UpgradeOpset
-from onnxq.states import DEQUANTIZE, is_q
+from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 from onnxq.stored import Stored, convert, selected, stored_integers
 from onnxq.weights import lazy_tensor
 from onnxq.wording import plural
@@ -138,19 +138,26 @@ class PackInt4(Pass):
         for dq, node in ((n, e.node) for n in dequantized for e in uses(n.outputs[0]) if e.index == 1):
             behind = constant_behind(dq.inputs[0])
             columns = 0 if isinstance(behind, str) or not behind.dims else behind.dims[-1]
-            activation = node.inputs[0]
+            activation, blocked = node.inputs[0], attr_int(dq, "block_size", 0) and node.op_type != "Conv"
             fed = activation is not None and is_q(activation.producer(), DEQUANTIZE)
             fused = onnx_op(node, "MatMul", "Gemm") and not attr_int(node, "transB", 0)
-            if fed and onnx_op(node, "MatMul", "Gemm", "Conv"):
-                why = "onnxruntime 1.32 loads no 2-bit weights beside quantized activations while it fuses pairs"
+            if fed and onnx_op(node, "MatMul", "Conv") and _quantized(node.outputs[0]) and not blocked:
+                why = "onnxruntime 1.32 loads no 2-bit weights between quantized activations while it fuses pairs"
                 ctx.note("two-bit-weight", node, f"{why}: set session.disable_quant_qdq", Severity.WARNING)
-            elif fused and columns % 4:
+            elif fused and not fed and columns % 4:
                 why = f"{columns} columns are no multiple of 4: onnxruntime 1.32 computes wrong numbers with 2 bits"
                 ctx.note("two-bit-weight", node, why, Severity.WARNING, columns=columns)
 
 
 class _Wide(str):
     """A reason that is no surprise: an 8-bit tensor has values of 8 bits."""
+
+
+def _quantized(value: ir.Value) -> bool:
+    """Whether a QuantizeLinear reads it, perhaps behind a Relu or Clip."""
+    readers = [edge.node for edge in uses(value)]
+    readers += [e.node for node in readers if onnx_op(node, "Relu", "Clip") for e in uses(node.outputs[0])]
+    return any(is_q(node, QUANTIZE) for node in readers)
 
 
 def _place(flat: int, tensor: ir.TensorProtocol) -> str:
