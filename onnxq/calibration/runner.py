@@ -155,6 +155,12 @@ class Run:
         self.watches[value](x, lo, hi)
 
 
+def each(watches: tuple[Watch, ...], x: Array, lo: float, hi: float) -> None:
+    """Show one sample's values to several watches (a `Watch` itself, by `functools.partial`)."""
+    for watch in watches:
+        watch(x, lo, hi)
+
+
 def _infinite_inputs(model: ir.Model, feeds: Feeds, index: int) -> frozenset[ir.Value]:
     """The inputs that hold an infinity in this sample."""
     out = []

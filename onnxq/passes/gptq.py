@@ -11,11 +11,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.calibration.moments import Moments
-from onnxq.calibration.runner import Run, Watch
+from onnxq.calibration.runner import Run, Watch, each
 from onnxq.errors import OptionError
 from onnxq.facts import Edge, Encodings, Fact, Feeds, Plan
 from onnxq.look import graph_of
-from onnxq.numerics.gptq import Array, Curvature, Order
+from onnxq.numerics.gptq import Curvature, Order
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.products import Product, read_product
@@ -84,7 +84,7 @@ class Gptq(Pass):
                 if product.view not in moments:
                     moments[product.view] = Moments(product, old.activations.get(product.source))
                     watches.setdefault(product.source, []).append(moments[product.view].add)
-            shown = {value: partial(_each, tuple(adds)) for value, adds in watches.items()}
+            shown = {value: partial(each, tuple(adds)) for value, adds in watches.items()}
             Run(model, source, shown, ctx, self.memory * 10**6).go()
             for weight, encoding, share in self._round(part, moments, ctx):
                 rounded[weight.edge.value, id(weight.encoding)] = encoding
@@ -171,8 +171,3 @@ def _product(edge: Edge, model: ir.Model) -> Product | str:
     if isinstance(found, Product) and graph_of(found.source) is not model.graph:
         return "its inputs are inside a body, where nobody observes them"
     return found
-
-
-def _each(adds: tuple[Watch, ...], x: Array, lo: float, hi: float) -> None:
-    for add in adds:
-        add(x, lo, hi)
