@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 
 from onnxq.diagnostics import Severity
-from onnxq.errors import UnsupportedError
-from onnxq.facts import Decision, Fact, Goal, Plan, Wishes
+from onnxq.errors import OptionError
+from onnxq.facts import Decision, Fact, Goal, Plan, Wish, Wishes
 from onnxq.look import all_nodes, onnx_op
-from onnxq.numerics.spec import Blocked
 from onnxq.passbase import Context, Pass
 from onnxq.planfile import Filed, read_plan
 from onnxq.planning import Planner
 from onnxq.planning.checks import GranularityName, Request, SymmetryName
+from onnxq.planning.overrides import Found, Override, find, handed_on
+from onnxq.planning.review import check_layers, check_opset, runs_in_float
 from onnxq.planning.unfused import unfused
 from onnxq.selectors import resolve
 from onnxq.targets import Target, load_target
@@ -30,8 +31,10 @@ class MakePlan(Pass):
 
     Attributes:
         target: Name of a target or path of a target file; used when the caller names none.
-        activations: Integer type of activations; empty means the target's default.
-        weights: Integer type of weights; empty means the target's default.
+        activations: Type of activations; empty means the target's default.
+        activations_symmetric: Whether zero points of activations are fixed at the middle of their type; ``auto`` is the
+            target's way.
+        weights: Type of weights; empty means the target's default.
         granularity: Of weights: ``per-tensor``, ``per-channel``, ``blocked``; empty means blocked if there is a block
             size, else the target's default.
         block_size: Values of a weight, along the axis that is summed over, that share a scale; 0 means none given.
@@ -40,11 +43,16 @@ class MakePlan(Pass):
         embeddings: ``int8`` stores the table of a Gather as 8-bit integers in a weight-only plan, ``float`` leaves it.
         exclude: Selectors of nodes that stay float.
         include: Selectors of the only nodes that may be quantized; empty means all.
+        overrides: What is wanted otherwise of some nodes: a list of ``select`` (a selector, or ``tensor:NAME``) with
+            ``activations`` (a type, or ``float`` to quantize weights only), ``activations-symmetric``, ``weights``,
+            ``granularity``, ``block-size``, ``symmetric``, ``range`` ([low, high] of what the nodes make), ``method``
+            (of calibration), ``float: true``. Key by key, the last one that matches counts.
         force: Selectors of weight-carrying nodes to quantize although the target has no integer kernel for them.
         dynamic: ``auto`` quantizes the input of a MatMul between float ops at run time, ``never`` calibrates it.
         static: Whether ranges will be there; ``false`` plans only what needs no calibration.
+        contrib: Whether pairs that the model's opset does not have are written in onnxruntime's domain (com.microsoft).
         file: A plan written by ``onnxq plan``, perhaps edited: its nodes marked ``float`` stay float, the others become
-            what it says where the graph allows that.
+            what it says where the graph allows that, and tensors get its types and ranges; overrides count for more.
     """
 
     name: ClassVar[str] = "plan"
@@ -53,6 +61,7 @@ class MakePlan(Pass):
 
     target: str = "ort-cpu"
     activations: str = ""
+    activations_symmetric: SymmetryName = "auto"
     weights: str = ""
     granularity: GranularityName = ""
     block_size: int = 0
@@ -61,9 +70,11 @@ class MakePlan(Pass):
     embeddings: Literal["int8", "float"] = "int8"
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     force: tuple[str, ...] = ()
     dynamic: Literal["auto", "never"] = "auto"
     static: bool = True
+    contrib: bool = False
     file: str = ""
 
     def preflight(self, ctx: Context) -> None:
@@ -73,7 +84,12 @@ class MakePlan(Pass):
             OptionError: Something the target does not take.
             CapabilityError: A type the installed onnx does not have.
         """
-        self._request.specs(self._goal(ctx).target)
+        target = self._goal(ctx).target
+        self._request.specs(target)
+        for override in self.overrides:
+            override.specs(target, self._request)
+        if self.contrib and not target.contrib:
+            raise OptionError(f"target {target.name} does not know Q/DQ pairs of com.microsoft: contrib")
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Make the plan; the graph stays as it is.
@@ -84,33 +100,68 @@ class MakePlan(Pass):
             UnsupportedError: The model's opset is newer than the target's newest, or older than its types.
         """
         target = self._goal(ctx).target
-        activation, weight = self._request.specs(target)
         filed = read_plan(self.file, model) if self.file else Filed()
-        banned = self._banned(model) | {node: said for node, said in filed.decisions.items() if said.status == "float"}
-        forced = {node for node, said in filed.decisions.items() if said.status in ("integer", "weight-only")}
-        forced |= set(resolve(self.force, model) if self.force else ())
-        # DynamicQuantizeLinear writes uint8 and MatMulInteger takes 8-bit weights only, not in blocks.
-        dynamic = self.dynamic == "auto" and activation.qtype.name == "uint8" and weight.qtype.bits == 8
-        dynamic = dynamic and not isinstance(weight.granularity, Blocked)
-        wishes = Wishes(activation, weight, banned, frozenset(forced), dynamic, self.static, self.weight_only)
+        found = find(self.overrides, model, target, self._request)
+        wishes = self._wishes(model, target, filed, found)
         plan = Planner(target, wishes).make(model)
-        _check_opset(plan, model.opset_imports.get("", 0), target)
+        check_opset(plan, model.opset_imports.get("", 0), target)
+        check_layers(plan, target)
         ctx.put(plan)
-        _note_unmet(plan, filed, ctx)
+        _note_unmet(plan, filed, found, ctx)
+        self._note_options(plan, ctx)
         for edge, spec in plan.weights.items():
-            if spec.qtype != weight.qtype:
-                why = f"{edge.node.op_type} takes no {weight.qtype} data: {spec.qtype} instead"
+            wanted = wishes.uses.get(edge, wishes.of(edge.node).weight).qtype
+            if spec.qtype != wanted:
+                why = f"{edge.node.op_type} takes no {wanted} data: {spec.qtype} instead"
                 ctx.note("embedding-type", edge.node, why, type=spec.qtype.name)
         for node, why in unfused(plan) if target.weight_only_copies else ():
             ctx.note("not-fused", node, why)
+        slow = runs_in_float(plan, target)
+        if slow:
+            ctx.note("runs-in-float", None, slow)
         if not plan.weights and not plan.activations:
             _note_nothing(plan, target.name, ctx)
         return False
 
+    def _wishes(self, model: ir.Model, target: Target, filed: Filed, found: Found) -> Wishes:
+        """Options, then the plan file, then overrides: what comes later counts for more."""
+        activation, weight = self._request.specs(target)
+        filed.check(target)
+        left = {node: said for node, said in filed.decisions.items() if said.status == "float"}
+        banned = self._banned(model) | left | found.banned
+        forced = {node for node, said in filed.decisions.items() if said.status in ("integer", "weight-only")}
+        forced |= set(resolve(self.force, model) if self.force else ())
+        alone = [node for node, said in filed.decisions.items() if said.status == "weight-only"]
+        reads = {edge: spec for edge, spec in filed.reads.items() if edge.node not in found.activations}
+        weights = {edge: spec for edge, spec in filed.weights.items() if edge.node not in found.weights}
+        made = {value for node in found.activations for value in handed_on(node, banned)}
+        return Wishes(
+            activation, weight, banned, frozenset(forced),
+            dynamic=self.dynamic == "auto", static=self.static, weight_only=self.weight_only,
+            nodes={**dict.fromkeys(alone, Wish(None, weight)), **found.nodes}, uses={**reads, **weights},
+            values={**{v: spec for v, spec in filed.activations.items() if v not in made}, **found.values},
+            ranges={**filed.ranges, **found.ranges}, methods={**filed.methods, **found.methods},
+            contrib=self.contrib,
+        )  # fmt: skip
+
+    def _note_options(self, plan: Plan, ctx: Context) -> None:
+        """Say which of the types asked for no tensor has, as the plan file asks for others."""
+        made = {
+            "activations": {spec.qtype.name for spec in (*plan.activations.values(), *plan.bridges.values())},
+            "weights": {spec.qtype.name for spec in plan.weights.values()},
+        }
+        asked = {"activations": self.activations, "weights": self.weights}
+        unmet = [
+            f"{k}: {asked[k]}" for k, types in made.items() if asked[k] and types and asked[k].lower() not in types
+        ]
+        if self.file and unmet:
+            why = f"the plan file says otherwise than {', '.join(unmet)}, and counts for more"
+            ctx.note("plan-file-counts", None, why)
+
     @property
     def _request(self) -> Request:
-        names = ("activations", "weights", "granularity", "block_size", "symmetric", "weight_only")
-        return Request(**{name: getattr(self, name) for name in names})
+        names = ("activations", "activations_symmetric", "weights", "granularity", "block_size", "symmetric")
+        return Request(**{name: getattr(self, name) for name in (*names, "weight_only")})
 
     def _goal(self, ctx: Context) -> Goal:
         if not ctx.has(Goal):
@@ -133,23 +184,10 @@ class MakePlan(Pass):
         return out
 
 
-def _check_opset(plan: Plan, opset: int, target: Target) -> None:
-    if not plan.activations and not plan.weights:
-        return
-    if opset > target.opset.max:
-        raise UnsupportedError(
-            f"the model has opset {opset}; {target.name} runs Q/DQ pairs up to opset {target.opset.max}"
-        )
-    newest = max((*plan.activations.values(), *plan.weights.values()), key=lambda spec: spec.qtype.since)
-    if opset < newest.qtype.since:
-        raise UnsupportedError(
-            f"the model has opset {opset}; pairs of {newest.qtype} exist from opset {newest.qtype.since} on: "
-            "run upgrade-opset (parameter opset of the recipe prepare) first"
-        )
-
-
-def _note_unmet(plan: Plan, filed: Filed, ctx: Context) -> None:
+def _note_unmet(plan: Plan, filed: Filed, found: Found, ctx: Context) -> None:
     """Say where the plan is not what the caller asked for."""
+    for place, why in found.unmet(plan):
+        ctx.note("override-not-met", place, why, Severity.WARNING)
     for place, why in filed.differences(plan):
         ctx.note("plan-not-met", place, why, Severity.WARNING)
     for node, made in plan.decisions.items():

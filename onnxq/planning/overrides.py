@@ -6,11 +6,12 @@ the range of one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import onnx_ir as ir
 
+from onnxq import ops
 from onnxq.calibration.observers import Method
 from onnxq.errors import OptionError, near
 from onnxq.facts import Decision, Ends, Plan, Wish, values_by_name
@@ -93,6 +94,8 @@ class Found:
 
     Attributes:
         nodes: Wishes of nodes.
+        activations: Nodes of whose activations an override says something.
+        weights: Nodes of whose weights an override says something.
         values: Specs of tensors.
         ranges: Ranges of tensors.
         methods: Calibration methods of tensors.
@@ -101,6 +104,8 @@ class Found:
     """
 
     nodes: dict[ir.Node, Wish] = field(default_factory=dict)
+    activations: set[ir.Node] = field(default_factory=set)
+    weights: set[ir.Node] = field(default_factory=set)
     values: dict[ir.Value, TensorSpec] = field(default_factory=dict)
     ranges: dict[ir.Value, Ends] = field(default_factory=dict)
     methods: dict[ir.Value, str] = field(default_factory=dict)
@@ -120,7 +125,9 @@ class Found:
             if all(plan.decisions[node].status == "float" for node in where):
                 others = f" (and {len(where) - 1} more)" if len(where) > 1 else ""
                 yield where[0], f"override of '{override.select}': it stays float{others}: {first.reason}"
-            elif (override.range or override.method) and not any(_has_pair(node, plan) for node in where):
+            elif (override.range or override.method) and not any(
+                value in plan.activations for node in where for value in handed_on(node, plan.wishes.banned)
+            ):
                 yield where[0], f"override of '{override.select}': nothing quantizes what it makes"
 
 
@@ -150,6 +157,9 @@ def find(overrides: Sequence[Override], model: ir.Model, target: Target, base: R
             made[chain] = _merged(chain)
             wishes[chain] = Wish(*made[chain].specs(target, base), made[chain].range, made[chain].method or "")
         out.nodes[node] = wishes[chain]
+        for names, said in ((_SPEC[:2], out.activations), (_SPEC[2:], out.weights)):
+            if any(getattr(made[chain], name) is not None for name in names):
+                said.add(node)
         if made[chain].float:
             out.banned[node] = Decision("float", "excluded", f"left float by the override of '{made[chain].select}'")
     return out
@@ -186,9 +196,15 @@ def _merged(chain: Sequence[Override]) -> Override:
     return out
 
 
-def _has_pair(node: ir.Node, plan: Plan) -> bool:
-    """Whether what a node hands on, itself or through the Add and Relu of its layer, is quantized."""
-    layer = read_layer(node, plan.wishes.banned) if plan.decisions[node].code == "layer" else None
-    folded = folded_behind(node.outputs[0], plan.wishes.banned)
-    tails = [layer.tail] if isinstance(layer, Layer) else [*node.outputs, *(folded.outputs if folded else ())]
-    return any(value in plan.activations for value in tails)
+def handed_on(node: ir.Node, apart: Container[ir.Node]) -> list[ir.Value]:
+    """What a node hands on: itself, or through the Add and Relu of its layer.
+
+    Args:
+        node: The node.
+        apart: Nodes that are part of no layer.
+    """
+    layer = read_layer(node, apart) if ops.info(node) is not None else None
+    if isinstance(layer, Layer):
+        return [layer.tail]
+    folded = folded_behind(node.outputs[0], apart)
+    return [*node.outputs, *(folded.outputs if folded is not None else ())]

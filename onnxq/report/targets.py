@@ -38,6 +38,10 @@ def target_parts(target: Target) -> list[RenderableType]:
         symmetry = "symmetric" if rules.symmetric else "asymmetric"
         others = ", ".join(t.name for t in rules.types if t != rules.default)
         rows.append((role, f"{rules.default} {symmetry} {rules.granularity}, also {others}"))
+    kernels = target.integer_kernels
+    if kernels is not None:
+        x, w = (", ".join(t.name for t in types) for types in (kernels.activations, kernels.weights))
+        rows.append(("integer kernels", f"{x} activations with {w} weights; {kernels.otherwise}"))
     rows.append(("bias", f"{target.bias.type}, {target.bias.policy}"))
     alike: dict[tuple[str, str, str], list[str]] = {}
     for op, rule in target.integer_ops.items():

@@ -38,7 +38,7 @@ class OpsetWindow:
 
 @dataclass(frozen=True)
 class TensorRules:
-    """Integer types one role (activations or weights) may take.
+    """Types one role (activations or weights) may take.
 
     Attributes:
         types: Types the runtime loads and computes right.
@@ -57,6 +57,21 @@ class TensorRules:
     def __post_init__(self) -> None:
         if self.default not in self.types:
             raise OptionError(f"the default type {self.default.name} is not one of the listed types")
+
+
+@dataclass(frozen=True)
+class IntegerKernels:
+    """Which types really reach integer kernels, where these are fewer than the runtime loads.
+
+    Attributes:
+        activations: Types of activations.
+        weights: Types of weights.
+        otherwise: How layers of other types run, in words, as measured.
+    """
+
+    activations: tuple[QType, ...]
+    weights: tuple[QType, ...]
+    otherwise: str
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,8 @@ class Target:
         gemm_trans_b: Whether a Gemm may keep its weight transposed; ``false`` asks for ``transB=0``.
         weight_form: ``deploy``: integers -> DQ -> op; ``fake-quant``: float -> Q -> DQ -> op.
         axis_form: ``native``: the channel axis stays where it is; ``canonical``: Transposes put it at 1.
+        integer_kernels: Types that run on integers, where these are fewer than those that load.
+        contrib: Whether it knows onnxruntime's own pairs (com.microsoft), which need no opset.
         weight_zero_point: Whether weight pairs carry a zero point even where it is 0; ``false`` leaves it out and
             writes ``output_dtype`` instead.
     """
@@ -160,6 +177,8 @@ class Target:
     weight_form: WeightForm = "deploy"
     axis_form: AxisForm = "native"
     weight_zero_point: bool = True
+    integer_kernels: IntegerKernels | None = None
+    contrib: bool = False
 
     def activation_spec(self, qtype: str | None = None) -> TensorSpec:
         """The spec of activations, of the default or of a requested type.

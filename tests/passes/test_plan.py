@@ -262,5 +262,8 @@ def test_a_plan_comes_back(tmp_path: Path) -> None:
     (note,) = ctx.report.of("plan-not-met")
     assert note.place.node == "n3" and "the plan file says integer, it becomes float: its operand 'd'" in note.message
     assert len(edited.activations) == len(made.activations) and len(edited.weights) == 2
-    _, ctx, _ = plan(proto, file=str(file), weights="uint8")
-    assert {n.place.node for n in ctx.report.of("plan-not-met")} == {"n0", "n3", "n4"}, "of the same plan, other types"
+    kept, ctx, _ = plan(proto, file=str(file), weights="uint8", activations="uint16")
+    assert list(kept.weights.values()) == list(edited.weights.values()), "the file counts for more than the options"
+    assert [n.message for n in ctx.report.of("plan-file-counts")] == [
+        "the plan file says otherwise than activations: uint16, weights: uint8, and counts for more"
+    ]
