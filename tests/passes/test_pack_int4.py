@@ -110,25 +110,9 @@ def test_what_fits_is_packed_and_the_rest_is_counted(run_passes: Run, run_model:
         run_passes(before, PackInt4(include=("u",)))
 
 
-def test_names_of_constants(run_passes: Run) -> None:
-    """Also outputs of Constants; a second run meets them in their new type."""
-    body = (
-        "c = Constant<value = int8[3] {1, -8, 7}>() e = DequantizeLinear(c, t) d = DequantizeLinear(w, t) y = Add(d, e)"
-    )
-    before = build(body, {"w": W, "t": S[0], "v": W})
-    out = run_passes(before, PackInt4(include=("c",))).proto
-    assert out.graph.node[0].attribute[0].t.data_type == TensorProto.INT4 and types(out)["w"] == "INT8"
-    assert not run_passes(out, PackInt4(include=("c",))).changed
-    assert run_passes(out, UnpackInt4(include=("c",))).proto.graph.node[0].attribute[0].t.data_type == TensorProto.INT8
-    for name, step in (("t", PackInt4), ("v", PackInt4), ("t", UnpackInt4)):
-        with pytest.raises(OptionError, match=f"'{name}' holds no integers"):
-            run_passes(before, step(include=(name,)))
-
-
 def test_two_bits_in_nodes_of_onnxruntime(run_passes: Run, run_model: Run) -> None:
     """com.microsoft's DequantizeLinear takes 4 bits; with 2 bits onnxruntime refuses the model."""
-    values = np.array([[1, -2, 0]] * 4, np.int8)
-    before = build("d = com.microsoft.DequantizeLinear<axis=1>(w, s) y = MatMul(x, d)", {"w": values, "s": S}, opset=17)
+    before = build("d = com.microsoft.DequantizeLinear<axis=1>(w, s) y = MatMul(x, d)", {"w": W % 2, "s": S}, opset=17)
     before.opset_import.add(domain="com.microsoft", version=1)
     narrow = run_passes(before, PackInt4())
     assert types(narrow.proto)["w"] == "INT4"

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 from onnxq import border
-from onnxq.errors import InputError
+from onnxq.errors import InputError, OptionError
+from onnxq.passes.pack_int4 import PackInt4
 from onnxq.passes.unpack_int4 import UnpackInt4
 
 Run = Callable[..., Any]
@@ -54,3 +55,21 @@ def test_data_of_another_size_are_refused(size: int, field: str, tmp_path: Any) 
         assert tensor is not None
         with pytest.raises(InputError, match=rf"'w': the data do not fit INT4\[5\]: {size} bytes instead of 3"):
             tensor.numpy()
+
+
+def test_names_of_constants(run_passes: Run) -> None:
+    """Initializers and outputs of Constants, by both passes; a second run meets them in their new type."""
+    pairs = "e = DequantizeLinear(c, t) d = DequantizeLinear(w, t) y = Add(d, e)"
+    before = build("c = Constant<value = int8[5] {1, -8, 7, 0, 2}>() " + pairs, raw_data=RAW)
+    before.graph.initializer.append(numpy_helper.from_array(np.zeros(5, np.int8), "v"))
+
+    def constant(proto: onnx.ModelProto) -> str:
+        return str(TensorProto.DataType.Name(proto.graph.node[0].attribute[0].t.data_type))
+
+    packed = run_passes(before, PackInt4(include=("c",))).proto
+    assert constant(packed) == "INT4" and not run_passes(packed, PackInt4(include=("c",))).changed
+    back = run_passes(packed, UnpackInt4(include=("c",))).proto
+    assert constant(back) == "INT8" and back.graph.initializer[0].data_type == TensorProto.INT4
+    for name, step in (("t", PackInt4), ("v", PackInt4), ("t", UnpackInt4)):
+        with pytest.raises(OptionError, match=f"'{name}' holds no integers"):
+            run_passes(before, step(include=(name,)))
