@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.errors import InputError, OptionError
+from onnxq.errors import InputError, OptionError, RecipeError
 from onnxq.registry import Registry
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from onnxq.border import Crossing
     from onnxq.context import Progress
     from onnxq.yamltree import Item
+
+
+_OVERRIDE = re.compile(r"(?P<select>.+?):(?P<settings>[a-z-]+=.*)", re.DOTALL)
+_NEXT_KEY = re.compile(r",(?=\s*[a-z-]+=)")
 
 
 def source(model: str) -> str | bytes:
@@ -122,6 +127,18 @@ def settings(texts: Sequence[str] | None, option: str) -> dict[str, Item]:
             raise item.error(f"'{key}' is given twice")
         out[key] = item
     return out
+
+
+def override_of(text: str) -> dict[str, Any]:
+    """``SEL:key=value[,key=value]`` of the command line as an override; values are YAML.
+
+    Raises:
+        RecipeError: Of another form, or a key given twice.
+    """
+    found = _OVERRIDE.fullmatch(text)
+    if found is None:
+        raise RecipeError(f"expected SELECTOR:key=value[,key=value], got '{text}'", file="--override")
+    return {"select": found["select"], **settings(_NEXT_KEY.split(found["settings"]), f"--override {found['select']}")}
 
 
 @contextmanager

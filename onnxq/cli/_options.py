@@ -41,29 +41,45 @@ Symmetric = Annotated[
 WeightMethod = Annotated[str | None, typer.Option(help="Scales of weights: minmax, mse or hqq.")]
 OnOdd = Annotated[str | None, typer.Option(help="Layers with an odd pack axis: skip, error or pad.")]
 Form = Annotated[str | None, typer.Option(help="Weights: deploy (integers -> DQ) or fake-quant (float -> Q -> DQ).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override", metavar="SEL:KEY=VALUE,…",
+        help="Wanted otherwise of these nodes, or of tensor:NAME: activations, weights, granularity, range, float, …",
+    ),
+]  # fmt: skip
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any parameter of the recipe (onnxq passes).")
 ]
 
 
-def given(set_: Sequence[str] | None = None, *, symmetric: bool | None = None, **options: Any) -> dict[str, Any]:
+def given(
+    set_: Sequence[str] | None = None,
+    *,
+    symmetric: bool | None = None,
+    override: Sequence[str] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """The options that were given, as parameters of a recipe; messages name them as the user did.
 
     Args:
         set_: Parameters as ``NAME=VALUE``.
         symmetric: What ``--symmetric`` says.
+        override: What ``--override`` says, once each.
         **options: Other options by parameter name; None is one that was not given.
 
     Raises:
         OptionError: A parameter that is given twice.
     """
-    from onnxq.cli._common import settings
+    from onnxq.cli._common import override_of, settings
     from onnxq.errors import OptionError
     from onnxq.yamltree import value_of
 
     out = {}
     if symmetric is not None:
         out["symmetric"] = value_of("yes" if symmetric else "no", "--symmetric" if symmetric else "--asymmetric")
+    if override:
+        out["overrides"] = value_of([override_of(text) for text in override], "--override")
     for option, value in options.items():
         name = option.replace("_", "-")
         if value is not None:

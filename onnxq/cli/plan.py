@@ -30,6 +30,7 @@ def plan(
     include: o.Include = None,
     force: o.Force = None,
     dynamic: o.Dynamic = None,
+    override: o.Overrides = None,
     search: o.Search = None,
     on_odd: o.OnOdd = None,
     set_: o.Set = None,
@@ -53,7 +54,7 @@ def plan(
         _common.check_out(out)
     parameters = o.given(
         set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
-        exclude=exclude, include=include, force=force, dynamic=dynamic, search=search, on_odd=on_odd,
+        exclude=exclude, include=include, force=force, dynamic=dynamic, override=override, search=search, on_odd=on_odd,
     )  # fmt: skip
     with _common.progress() as progress:
         result = api.make_plan(

@@ -32,6 +32,7 @@ def quantize(
     include: o.Include = None,
     force: o.Force = None,
     dynamic: o.Dynamic = None,
+    override: o.Overrides = None,
     search: o.Search = None,
     rounding: o.Rounding = None,
     on_odd: o.OnOdd = None,
@@ -64,8 +65,8 @@ def quantize(
     _common.check_out(out, save_ranges, save_plan, report)
     parameters = o.given(
         set_, symmetric=symmetric, activations=activations, weights=weights, block_size=block_size, method=method,
-        weight_method=weight_method, exclude=exclude, include=include, force=force, dynamic=dynamic, search=search,
-        rounding=rounding, on_odd=on_odd, form=form, plan=plan, ranges=ranges,
+        weight_method=weight_method, exclude=exclude, include=include, force=force, dynamic=dynamic, override=override,
+        search=search, rounding=rounding, on_odd=on_odd, form=form, plan=plan, ranges=ranges,
     )  # fmt: skip
     with _common.progress() as progress:
         result = api.run(

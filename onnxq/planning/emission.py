@@ -60,6 +60,9 @@ class Emission:
             if bias is not None and bias.value.dtype == ir.DataType.FLOAT:
                 self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, weight.granularity)
         how = "" if quantized else ", float output"
+        if layer.node in self.plan.wishes.nodes:
+            types = [spec, *(self.plan.weights[edge] for edge in layer.weights[:1])]
+            how = f", {' x '.join(t.qtype.name for t in types)}{how}"
         if layer.recurrent is not None:
             how += "; the hidden state, the other operand of its recurrence weight, is internal and stays float"
         self.decide(layer.node, "integer", "layer", f"{layer.node.op_type} on integers{how}")

@@ -86,7 +86,7 @@ def test_a_model_of_odd_layers(folder: Path, onnxq: Cli) -> None:
     ("options", "words"),
     [
         (("w8", "--set", "block_size=32"), "has no parameter 'block_size'; did you mean block-size"),
-        (("int8", "--block-size", "32"), "recipe int8 has no parameter 'block-size'"),
+        (("dynamic", "--block-size", "32"), "recipe dynamic has no parameter 'block-size'"),
         (("w8", "--set", "weights=int8", "--weights", "int8"), "--set weights: --weights says the same parameter"),
         (("w8", "--set", "weights"), "expected key=value, got 'weights'"),
         (("w5",), "w5"),

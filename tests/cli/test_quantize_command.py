@@ -88,6 +88,7 @@ def test_report_plan_and_ranges(folder: Path, onnxq: Cli) -> None:
     report, plan, ranges = (json.loads(Path(f"out/{n}.json").read_text()) for n in ("report", "plan", "ranges"))
     assert report["summary"] == {"integer": 6, "moves": 1, "dynamic": 0, "weight-only": 0, "float": 0}
     layer = {"op": "Conv", "layer": True, "status": "integer", "code": "layer", "reason": "Conv on integers"}
+    layer["types"] = "uint8 x int8"
     assert plan["nodes"]["c"] == layer and "layer" not in plan["nodes"]["b"]
     stacked = np.concatenate([np.load(f"data/{i}.npz")["x"] for i in range(3)])
     assert ranges["ranges"]["x"]["lo"] == stacked.min() and ranges["ranges"]["x"]["hi"] == stacked.max()
