@@ -19,6 +19,7 @@ from onnxq.edit import (
     constant_tensor,
     dims_of,
     graph_of,
+    is_constant,
     nested_graphs,
     plain_initializers,
     remove_dead,
@@ -46,7 +47,9 @@ class FoldConstants(Pass):
     Never folded: quantizers (QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear) and so nothing behind them,
     random numbers, nodes with bodies, operators of other domains, nodes that make a graph output. A node whose result
     exceeds the constants it replaces by more than ``max_growth`` bytes and is more than double stays, too: files must
-    not blow up (ConstantOfShape, Expand, or the Transpose of a table that is also read as it is).
+    not blow up (ConstantOfShape, Expand, or the Transpose of a table that is also read as it is). A constant that only
+    such nodes read is replaced by all of their results together (the Slices that put a recurrent weight's gates in
+    ONNX's order).
 
     Attributes:
         max_growth: Bytes that one folded node may add to the file.
@@ -58,7 +61,7 @@ class FoldConstants(Pass):
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Fold in topological order, outer scopes first; one note says how many of which op."""
-        work = _Work(model, ctx)
+        work = _Work(model, ctx, self.max_growth)
         folded: dict[str, Any] = {}
         for graph in tuple(nested_graphs(model.graph)):
             work.enter(graph)
@@ -96,7 +99,9 @@ class FoldConstants(Pass):
             return work.keep(node, "the size of its result is unknown", read=read)
         size = None if kinds is None else sum(map(_nbytes, kinds))
         if size is not None and size - freed > max(self.max_growth, freed):
-            return work.keep(node, _grows(size, freed), size=size, freed=freed)
+            freed += sum(work.share(v, size) for v in given if not _only_here(v, node))
+            if size - freed > max(self.max_growth, freed):
+                return work.keep(node, _grows(size, freed), size=size, freed=freed)
         compute = function_of(node, work.opset, kinds[0] if kinds else None)
         if kinds is not None and len(kinds) == 1 and _nbytes(kinds[0]) > _EAGER:
             dtype, dims = kinds[0]
@@ -118,12 +123,14 @@ class FoldConstants(Pass):
 class _Work:
     """What one run remembers: names, depth of scopes, and what was computed from which constants."""
 
-    def __init__(self, model: ir.Model, ctx: Context) -> None:
+    def __init__(self, model: ir.Model, ctx: Context, max_growth: int) -> None:
         self.opset = model.opset_imports.get("", 0)
+        self._max_growth = max_growth
         self._ctx = ctx
         self._namer = Namer(model)
         self._depth: dict[ir.Graph, int] = {}
         self._results: dict[tuple[ir.Graph, object], list[ir.Value | None]] = {}
+        self._shares: dict[ir.Value, tuple[int, int] | None] = {}
 
     def enter(self, graph: ir.Graph) -> None:
         """Note that this graph comes after the ones around it."""
@@ -133,6 +140,33 @@ class _Work:
         """Say why a node stays."""
         self._ctx.note("constant-not-folded", node, why, **numbers)
         return False
+
+    def share(self, value: ir.Value, size: int) -> int:
+        """The part of a constant's bytes that a result of ``size`` bytes replaces, where all its readers are folded.
+
+        They are if each can be, and all their results together keep the bound; then each keeps it with its share.
+        """
+        if value not in self._shares:
+            self._shares[value] = self._replaced(value)
+        found = self._shares[value]
+        return 0 if found is None else found[0] * size // found[1]
+
+    def _replaced(self, value: ir.Value) -> tuple[int, int] | None:
+        """Bytes of a constant and of all that is computed from it; None if it has to stay or they are too many."""
+        tensor = constant_tensor(value)
+        if tensor is None or value.is_graph_output():
+            return None
+        sizes: dict[object, int] = {}
+        for node in dict.fromkeys(node for node, _ in value.uses()):
+            kept = node.domain != "" or node.op_type in _KEPT or any(v.is_graph_output() for v in node.outputs)
+            if kept or bodies(node) or not all(v is None or is_constant(v) for v in node.inputs):
+                return None
+            kinds = output_kinds(node, self.opset)
+            if kinds is None:
+                return None
+            sizes[self._place(node)] = sum(map(_nbytes, kinds))
+        freed, made = tensor.nbytes, sum(sizes.values())
+        return None if made - freed > max(self._max_growth, freed) else (freed, max(made, 1))
 
     def reuse(self, node: ir.Node) -> bool:
         """Let the result of an equal node stand in."""

@@ -12,7 +12,7 @@ from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, 
 from onnxq.errors import ValidationError
 from onnxq.facts import Edge, Encodings, Fact, Goal, Plan
 from onnxq.layers import Layer, read_layer
-from onnxq.look import constant_tensor, dims_of, nbytes
+from onnxq.look import constant_tensor, dims_of, nbytes, onnx_op
 from onnxq.numerics.spec import Encoding, PerAxis
 from onnxq.numerics.tiles import scale_shape
 from onnxq.pair_opsets import check_opset, domain_of
@@ -29,7 +29,8 @@ class InsertQdq(Pass):
     """`Plan`, `Encodings` -> graph: ``x -> Q -> DQ -> readers``, ``integer weight -> DQ -> op``, ``int32 bias -> DQ``.
 
     One Q and one DQ a value, and one more behind the first for readers of each other type; one integer copy and DQ a
-    weight encoding; where the target fuses weight-only layers only so, one integer copy a use. Scale, zero point and
+    weight encoding; those of weight-only products lie in the node's own graph, and where the target fuses them
+    only so, each use has its own. Scale, zero point and
     axis are explicit; only for targets that want it so, the zero point of symmetric weights is left out. Where the plan
     says so, pairs that the opset does not have are onnxruntime's own operators (com.microsoft). Graph outputs keep
     their names. Integer weights are lazy: quantized when written.
@@ -62,9 +63,9 @@ class InsertQdq(Pass):
         for edge, encoding in encodings.weights.items():
             status = plan.decisions[edge.node].status
             if status != "dynamic":
-                writer.weight(edge, encoding, copies and status == "weight-only")
-        for edge, size in writer.copied.items():
-            why = f"'{edge.value.name}' has several readers: integers of its own for each, or the runtime fuses none"
+                writer.weight(edge, encoding, status == "weight-only", copies)
+        for edge, (name, size) in writer.copied.items():
+            why = f"'{name}' has several readers: integers of its own for each, or the runtime fuses none"
             ctx.note("weight-copied", edge.node, why, bytes=size)
         for edge, bias in biases.items():
             if edge in encodings.biases:
@@ -154,7 +155,7 @@ class _Writer:
         zero_points: Whether a zero point of 0 is written for symmetric weights.
         contrib: Whether pairs that the opset does not have are written in onnxruntime's domain.
         pairs: Pairs written.
-        copied: Uses that got a further integer copy of their weight, with its bytes.
+        copied: Uses that got a further integer copy of their weight, with the weight's name and the copy's bytes.
     """
 
     model: ir.Model
@@ -162,7 +163,7 @@ class _Writer:
     zero_points: bool = True
     contrib: bool = False
     pairs: int = 0
-    copied: dict[Edge, int] = field(default_factory=dict)
+    copied: dict[Edge, tuple[str, int]] = field(default_factory=dict)
     _params: dict[tuple[int, _Owner], tuple[ir.Value, ir.Value]] = field(default_factory=dict)
     _copies: dict[tuple[ir.Value, int, _Owner], ir.Value] = field(default_factory=dict)
     _stored: set[tuple[ir.Value, int]] = field(default_factory=set)
@@ -208,17 +209,24 @@ class _Writer:
         self.pairs += 1
         return dq
 
-    def weight(self, edge: Edge, encoding: Encoding, alone: bool) -> None:
-        """``integer copy -> DQ -> op``; uses with the same encoding in one graph share both, unless ``alone``."""
-        value = edge.value
-        self._use(edge, encoding, value, quantized_weight(value, encoding), alone)
+    def weight(self, edge: Edge, encoding: Encoding, weight_only: bool, copies: bool) -> None:
+        """``integer copy -> DQ -> op``; uses with the same encoding in one graph share the DQ.
+
+        All share the integers, too, except those of weight-only products: onnxruntime (1.32) fuses them to MatMulNBits
+        and then looks for integers in the node's own graph only ("Missing required weight"); with ``copies`` they are
+        not shared at all.
+        """
+        graph, data = edge.node.graph, quantized_weight(edge.value, encoding)
+        assert isinstance(graph, ir.Graph)
+        home = graph if weight_only and onnx_op(edge.node, "MatMul", "Gemm") else graph_of(edge.value)
+        self._use(edge, encoding, data, home, edge.node if weight_only and copies else None)
 
     def bias(self, edge: Edge, encoding: Encoding, bias: _Bias) -> None:
         """``int32 copy of shape [channels], or widened -> DQ -> op``."""
         if encoding.scale.ndim:
             encoding = replace(encoding, spec=encoding.spec.at(PerAxis(bias.rank - 1)))
         values = bias.values.reshape([1] * (bias.rank - 1) + [-1])
-        self._use(edge, encoding, edge.value, quantized_bias(values, encoding), alone=False)
+        self._use(edge, encoding, quantized_bias(values, encoding), graph_of(edge.value), None)
 
     def widen(self, edge: Edge, bias: _Bias) -> None:
         """A float bias with leading axes of length 1."""
@@ -228,23 +236,24 @@ class _Writer:
         copy = add_initializer(graph_of(edge.value), f"{edge.value.name}_wide", wide, self.namer)
         edge.node.replace_input_with(edge.index, copy)
 
-    def _use(self, edge: Edge, encoding: Encoding, value: ir.Value, data: ir.TensorProtocol, alone: bool) -> None:
-        reader = edge.node.graph
+    def _use(
+        self, edge: Edge, encoding: Encoding, data: ir.TensorProtocol, home: ir.Graph, alone: ir.Node | None
+    ) -> None:
+        """Let one use read ``data``, which goes into ``home``, through a DQ; ``alone`` shares with nobody."""
+        reader, value = edge.node.graph, edge.value
         assert isinstance(reader, ir.Graph)
-        owner: _Owner = edge.node if alone else reader
-        key = (value, id(encoding), owner)
+        key = (value, id(encoding), alone or reader)
         if key not in self._dequantized:
             self._keep.append(encoding)
             _check_scales(edge, encoding, data)
             base = value.name or "weight"
-            home = graph_of(value)
-            known = (value, id(encoding), edge.node if alone else home)
+            known = (value, id(encoding), alone or home)
             if known[:2] in self._stored and known not in self._copies:
-                self.copied[edge] = nbytes(data) + encoding.scale.nbytes
+                self.copied[edge] = base, nbytes(data) + encoding.scale.nbytes
             self._stored.add(known[:2])
             if known not in self._copies:
                 self._copies[known] = add_initializer(home, f"{base}_quantized", data, self.namer)
-            scale, zero = self._parameters(home, base, encoding, edge.node if alone else home)
+            scale, zero = self._parameters(home, base, encoding, alone or home)
             plain = not self.zero_points and encoding.spec.symmetric and not encoding.zero_point.any()
             dq = self._dequantize(self._copies[known], scale, None if plain else zero, base, encoding, value)
             reader.insert_before(edge.node, dq)

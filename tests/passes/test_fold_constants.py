@@ -207,6 +207,24 @@ def test_a_tied_table_is_not_doubled(run_passes: Callable[..., Any]) -> None:
     assert run_passes(proto, FoldConstants(max_growth=1 << 20)).changed
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_of_a_weight_replace_it_together(turned: bool, run_passes: Callable[..., Any]) -> None:
+    """Gates of a recurrent weight put into another order, twice: each Slice is less than the weight, none frees it."""
+    gates = """{i}a = Slice(w, z0, z1) {i}b = Slice(w, z1, z2) {i}c = Slice(w, z2, z3)
+      {i}d = Concat<axis=0>({i}c, {i}a, {i}b) {i} = MatMul(x, {i}d)"""
+    body = f"{gates.replace('{i}', 'p')} {gates.replace('{i}', 'q')} y = Add(p, q)"
+    body += " t = Transpose(w) u = MatMul(x, t)" if turned else " u = Identity(x)"
+    bounds = "<int64[1] z0 = {0}, int64[1] z1 = {256}, int64[1] z2 = {512}, int64[1] z3 = {768}>"
+    proto = parser.parse_model(graph(body, bounds, "(float[768,768] x) => (float[a,b] y, float[c,d] u)"))
+    table = np.random.default_rng(0).standard_normal((768, 768)).astype("f")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "w"))
+    out = run_passes(proto, FoldConstants())
+    found = list(out.initializers().values())
+    assert not {"Slice", "Concat", "Transpose"} & set(out.ops()) and len(found) == 1 + turned
+    sorted_gates = np.concatenate([table[512:], table[:256], table[256:512]])
+    assert any(np.array_equal(a, sorted_gates) for a in found)
+
+
 def test_what_no_kernel_can_do_stays_with_the_reason(run_passes: Callable[..., Any]) -> None:
     out = run_passes(
         graph("t = Gather(w, i) y = Add(x, t)", "<float[2,3] w = {1,2,3,4,5,6}, int64 i = {9}>"), FoldConstants()

@@ -198,3 +198,31 @@ def test_layers_that_onnxruntime_does_not_fuse(body: str, slow: list[str], fused
     remedy: dict[str, Any] = {"embeddings": "float"} if "Gather" in body else {"matmulnbits": True}
     lowered = api.quantize(source, recipe="w4-blocked", **remedy)
     assert fused(lowered.model).count("MatMulNBits") == 2
+
+
+@pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
+@pytest.mark.parametrize("recipe", ["w8", "w4-blocked"])
+def test_weights_around_a_body(
+    recipe: str, target: str, run_model: Callable[..., Any], fused: Callable[..., Any]
+) -> None:
+    """onnxruntime fuses a product in a body, and then finds its integers in that body alone."""
+    text = """(bool c, float[5,64] x, int64 n) => (float[5,64] y) {
+      g = If(c) < then_branch = t () => (float[5,64] p) { p = MatMul(x, w) },
+                  else_branch = e () => (float[5,64] q) { k = Gemm(x, w, b) r = Tanh(k) q = MatMul(r, w) } >
+      y = Loop(n, , g) < body = l (int64 i, bool go, float[5,64] s) => (bool on, float[5,64] o) {
+        on = Identity(go) m = MatMul(s, v) o = Tanh(m) } > }"""
+    source = model(text, {"w": (64, 64), "v": (64, 64), "b": (64,)})
+    made = api.quantize(source, recipe=recipe, target=target)
+    assert [n["status"] for n in made.plan["nodes"].values()].count("weight-only") == 4
+    copied = [str(n) for n in made.report.notes if n.code == "weight-copied"]
+    assert len(copied) == (2 if target == "ort-cpu" else 1) and all("'w'" in note for note in copied)
+    assert not {"w", "v"} & set(initializers(made.model)) and "MatMulNBits" in fused(made.model)
+    bodies = [a.g for n in made.model.graph.node for a in n.attribute if a.type == onnx.AttributeProto.GRAPH]
+    parts = {g.name: onnx.ModelProto(graph=g) for g in bodies}
+    (p,), (k, *more), (v,) = ([dequantized(m, n) for n in dq_nodes(m)] for m in (parts["t"], parts["e"], parts["l"]))
+    b = initializers(source)["b"]
+    for branch, g in {True: X @ p, False: np.tanh(X @ k + b) @ (more or [k])[0]}.items():
+        feeds = {"c": np.array(branch), "x": X, "n": np.array(2)}
+        true, default = run_model(made.model, feeds, true=True)[0], run_model(made.model, feeds)[0]
+        np.testing.assert_allclose(true, np.tanh(np.tanh(g @ v) @ v), rtol=1e-4, atol=1e-4)
+        assert np.linalg.norm(default - true) < 0.05 * np.linalg.norm(true)  # fused: activations in 8 bits

@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq import api
+
 RNG = np.random.default_rng(0)
 BEARERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM")
 
@@ -44,3 +46,26 @@ def test_gemms_in_branches(
     assert found == {("Conv", "float"): 12, ("Gemm", "dynamic"): 4}
     assert fused(made.proto).count("DynamicQuantizeMatMul") + fused(made.proto).count("MatMulIntegerToFloat") == 4
     close(made)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("recipe", ["w8", "w4-blocked"])
+@pytest.mark.parametrize(
+    ("name", "target", "layers"),
+    [("silero-vad", "onnx", 16), ("silero-vad-gemm", "ort-cpu", 4), ("silero-vad-gemm", "onnx", 16)],
+)
+def test_weights_alone(
+    name: str, target: str, layers: int, recipe: str, real_model: Callable[[str], Path], run_model: Callable[..., Any]
+) -> None:
+    """Gemms in branches whose weights lie outside, and LSTMs whose gates are sorted by Slices and Concats."""
+    source = onnx.load(real_model(name))
+    made = api.quantize(source, recipe=recipe, target=target)
+    assert [e["status"] for e in made.plan["nodes"].values()].count("weight-only") == layers
+    assert "constant-not-folded" not in {n.code for n in made.report.notes}
+    assert made.model.ByteSize() < source.ByteSize()
+    for given in [feeds(16000, 576)] if name == "silero-vad-gemm" else [feeds(16000, 576), feeds(8000, 288)]:
+        wanted = np.concatenate([a.ravel() for a in run_model(source, given)])
+        for true in (False, True):
+            got = np.concatenate([a.ravel() for a in run_model(made.model, given, true=true)])
+            cosine = wanted @ got / np.linalg.norm(wanted) / np.linalg.norm(got)
+            assert cosine > (0.999 if recipe == "w8" else 0.9), (cosine, true)
