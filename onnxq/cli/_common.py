@@ -41,6 +41,18 @@ def source(model: str) -> str | bytes:
     return data
 
 
+def sources(float_model: str, quant_model: str) -> tuple[str | bytes, str | bytes]:
+    """What to open for the arguments FLOAT and QUANT.
+
+    Raises:
+        OptionError: Both are stdin.
+        InputError: stdin is a terminal, or empty.
+    """
+    if float_model == quant_model == "-":
+        raise OptionError("FLOAT and QUANT are both -: only one model comes in on stdin")
+    return source(float_model), source(quant_model)
+
+
 def open_model(model: str) -> Crossing:
     """Open a MODEL argument.
 

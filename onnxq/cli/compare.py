@@ -29,15 +29,12 @@ def compare(
     """
     import json
 
-    from onnxq.cli._common import log, progress, source
+    from onnxq.cli._common import log, progress, sources
     from onnxq.comparing import compare as run
-    from onnxq.errors import OptionError
     from onnxq.report.compare import parts
     from onnxq.report.tables import show, stdout
 
-    if float_model == quant_model == "-":
-        raise OptionError("FLOAT and QUANT are both -: only one model comes in on stdin")
-    models = [source(m) for m in (float_model, quant_model)]
+    models = sources(float_model, quant_model)
     with progress() as bars:
         found = run(
             models[0],

@@ -28,14 +28,13 @@ def debug(
     local error misses the bound.
     """
     import json
-    import sys
 
-    from onnxq.cli._common import log, progress
+    from onnxq.cli._common import log, progress, sources
     from onnxq.debugging import debug as run
     from onnxq.report.debug import parts
     from onnxq.report.tables import show, stdout
 
-    models = [sys.stdin.buffer.read() if m == "-" else m for m in (float_model, quant_model)]
+    models = sources(float_model, quant_model)
     with progress() as bars:
         found = run(
             models[0],

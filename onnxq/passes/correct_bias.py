@@ -18,6 +18,7 @@ from onnxq.look import constant, graph_of
 from onnxq.numerics.affine import dequantize, quantize
 from onnxq.passbase import Context, Pass
 from onnxq.products import Product, read_product
+from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +68,7 @@ class CorrectBias(Pass):
         namer = Namer(model)
         for layer, product in layers:
             _correct(layer, product, encodings, means[product.view], namer)
-        ctx.note("correct-bias", None, f"biases of {len(layers)} layers corrected", layers=len(layers))
+        ctx.note("correct-bias", None, f"biases of {plural(len(layers), 'layer')} corrected", layers=len(layers))
         return True
 
 

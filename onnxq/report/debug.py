@@ -8,6 +8,7 @@ from rich.text import Text
 from onnxq.blame import Debugging, Error, Tensor
 from onnxq.report.tables import table
 from onnxq.report.tables import to_text as render
+from onnxq.wording import plural
 
 _HOW = {
     "provenance": "by provenance",
@@ -24,7 +25,7 @@ def parts(found: Debugging, top: int | None = None) -> list[RenderableType]:
     """The findings as pieces for a `rich` console; at most ``top`` rows."""
     shown = found.tensors[:top]
     columns = ("value", "node", "op", "local", "weights", "inputs", "rounding", "cumulative", "cosine")
-    title = f"SQNR in dB of {found.samples} samples of {found.data}, worst by itself first"
+    title = f"SQNR in dB of {plural(found.samples, 'sample')} of {found.data}, worst by itself first"
     out: list[RenderableType] = [table(title, columns, map(_row, shown), numbers=range(3, 9))]
     more = f", {len(found.tensors) - len(shown)} not shown" if len(shown) < len(found.tensors) else ""
     total = found.matched + len(found.alone)
