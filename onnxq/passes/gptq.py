@@ -154,7 +154,8 @@ def _weights(encodings: Encodings, model: ir.Model, ctx: Context) -> list[Shared
     """The weights of main-graph layers whose inputs can be observed, each encoding once; a note for each other one."""
     uses: dict[tuple[ir.Value, int], list[Product]] = {}
     for edge, encoding in encodings.weights.items():
-        found = _product(edge, model)
+        qtype = encoding.spec.qtype
+        found = f"GPTQ chooses integers, not {qtype}" if qtype.is_float else _product(edge, model)
         if isinstance(found, Product):
             uses.setdefault((edge.value, id(encoding)), []).append(found)
         elif found:

@@ -44,7 +44,7 @@ class GuardBias(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Adjust weight scales where needed, then encode every planned bias; the graph stays as it is."""
         plan, old = ctx.get(Plan), ctx.get(Encodings)
-        out = Encodings(dict(old.activations), dict(old.weights), {})
+        out = replace(old, weights=dict(old.weights), biases={})
         layers = [layer for layer in map(read_layer, _layer_nodes(plan)) if isinstance(layer, Layer)]
         layers = [layer for layer in layers if layer.bias in plan.biases]
         needed: dict[int, tuple[Encoding, Array]] = {}
@@ -73,7 +73,8 @@ class GuardBias(Pass):
         """
         assert layer.bias is not None and layer.weight is not None
         encoding = encodings.weights[layer.weight]
-        x = encodings.activations[layer.inputs[0].value]
+        x = encodings.read_by(layer.inputs[0])
+        assert x is not None
         bias, s_x, empty = np.abs(channel_bias(layer)), float(x.scale), _empty(encoding)
         if not np.isfinite(bias).all():
             where = int(np.argmin(np.isfinite(bias)))
@@ -153,7 +154,9 @@ def _numbers(channels: Array, scale: Array) -> dict[str, Any]:
 
 def _encode(layer: Layer, plan: Plan, encodings: Encodings) -> Encoding:
     assert layer.bias is not None and layer.weight is not None
-    s_x = encodings.activations[layer.inputs[0].value].scale.astype(np.float64)
+    x = encodings.read_by(layer.inputs[0])
+    assert x is not None
+    s_x = x.scale.astype(np.float64)
     s_w = encodings.weights[layer.weight].scale.astype(np.float64)
     if s_w.ndim:
         s_w = np.tile(s_w, ops.scale_tiles(layer.node))

@@ -125,6 +125,8 @@ class Found:
             if all(plan.decisions[node].status == "float" for node in where):
                 others = f" (and {len(where) - 1} more)" if len(where) > 1 else ""
                 yield where[0], f"override of '{override.select}': it stays float{others}: {first.reason}"
+            elif override.activations and all(plan.decisions[node].status in ("float", "moves") for node in where):
+                yield where[0], f"override of '{override.select}': it moves data, which keep the type they come with"
             elif (override.range or override.method) and not any(
                 value in plan.activations for node in where for value in handed_on(node, plan.wishes.banned)
             ):
