@@ -77,7 +77,7 @@ def compare(
         if name not in SESSIONS:
             raise OptionError(f"unknown session '{name}'{near(name, SESSIONS)}")
     reference, candidate = border.open_model(float_model), border.open_model(quant_model)
-    check_same_ports(reference.model, candidate.model)
+    declared = check_same_ports(reference.model, candidate.model)
     source = open_source(data, reference.model, preprocessing=preprocessing, samples=samples)
     meters = [_Meters(v.name or "", sessions) for v in reference.model.graph.outputs]
     plain = Runtime(custom_op_library=custom_op_library)
@@ -93,7 +93,10 @@ def compare(
             expected = base.run(feeds)
             results = {name: session.run(feeds) for name, session in quantized.items()}
             for i, meter in enumerate(meters):
-                meter.add(expected[i], {name: result[i] for name, result in results.items()})
+                found: dict[str, Array] = {name: result[i] for name, result in results.items()}
+                if meter.name in declared and any(array.shape != expected[i].shape for array in found.values()):
+                    raise InputError(f"the models do not match: {declared[meter.name]}")
+                meter.add(expected[i], found)
             count, first = count + 1, first or feeds
             progress("comparing", count, source.size or 0)
         if latency and first and "default" in quantized:
@@ -103,7 +106,8 @@ def compare(
         causes = explain(candidate.model, candidate.source_path, plain)
         outputs = [replace(o, causes=causes.get(o.name, [])) if o.suspicious else o for o in outputs]
     sizes = _size(float_model, reference), _size(quant_model, candidate)
-    return Comparison(source.describe(), count, outputs, *sizes, *times)
+    notes = [f"{text}: the declarations differ, the computed shapes are the same" for text in declared.values()]
+    return Comparison(source.describe(), count, outputs, *sizes, *times, notes)
 
 
 class _Runner:
@@ -142,17 +146,23 @@ class _Meters:
         return Output(self.name, sessions, None if self.gap is None else self.gap.result())
 
 
-def check_same_ports(reference: ir.Model, candidate: ir.Model) -> None:
+def check_same_ports(reference: ir.Model, candidate: ir.Model) -> dict[str, str]:
     """Both models must have the same inputs and outputs.
 
+    Returns:
+        Outputs that are declared with different shapes, and how. Runtimes compute with such a model, too: an exporter
+        may have declared what the nodes do not make. What counts is the shape of the arrays.
+
     Raises:
-        InputError: They do not, or one is no tensor; lists every difference in name, type and known dimensions.
+        InputError: They do not, or one is no tensor; lists every difference in name and type, and in known dimensions
+            of inputs.
     """
     differences = [
         f"output '{v.name}' is a {v.type}, and only tensors can be compared"
         for v in reference.graph.outputs
         if not isinstance(v.type, (ir.TensorType, type(None)))
     ]
+    declared: dict[str, str] = {}
     for kind, left, right in (
         ("input", reference.graph.inputs, candidate.graph.inputs),
         ("output", reference.graph.outputs, candidate.graph.outputs),
@@ -164,13 +174,19 @@ def check_same_ports(reference: ir.Model, candidate: ir.Model) -> None:
         differences += [f"{kind} '{name}' is missing in the float model" for name in theirs if name not in ours]
         for name, value in ours.items():
             other = theirs.get(name)
-            if other is not None and _differ(value, other):
-                here, there = _describe(value), _describe(other)
-                differences.append(f"{kind} '{name}' is {here} in the float model, {there} in the quantized one")
+            if other is None:
+                continue
+            here, there = _describe(value), _describe(other)
+            text = f"{kind} '{name}' is {here} in the float model, {there} in the quantized one"
+            if _other_type(value, other) or (kind == "input" and _other_shape(value, other)):
+                differences.append(text)
+            elif _other_shape(value, other):
+                declared[name] = text
     if not differences and [v.name for v in reference.graph.outputs] != [v.name for v in candidate.graph.outputs]:
         differences.append("the outputs stand in another order")
     if differences:
         raise InputError("the models do not match: " + "; ".join(differences))
+    return declared
 
 
 class Runs(Protocol):
@@ -205,9 +221,11 @@ def _size(source: ModelProto | bytes | str | Path, crossing: border.Crossing) ->
     return crossing.source_path.stat().st_size + sum(beside.values())
 
 
-def _differ(value: ir.Value, other: ir.Value) -> bool:
-    if value.dtype is not None and other.dtype is not None and value.dtype != other.dtype:
-        return True
+def _other_type(value: ir.Value, other: ir.Value) -> bool:
+    return value.dtype is not None and other.dtype is not None and value.dtype != other.dtype
+
+
+def _other_shape(value: ir.Value, other: ir.Value) -> bool:
     dims, others = dims_of(value), dims_of(other)
     if dims is None or others is None:
         return False

@@ -86,6 +86,7 @@ class Comparison:
         quant_bytes: Size of the quantized one.
         float_ms: Median latency of one sample on the default session in milliseconds; None if not measured.
         quant_ms: The same for the quantized model.
+        notes: What else is worth knowing, in words.
     """
 
     data: str
@@ -95,6 +96,7 @@ class Comparison:
     quant_bytes: int = 0
     float_ms: float | None = None
     quant_ms: float | None = None
+    notes: list[str] = field(default_factory=list)
 
     def beyond(self, min_cosine: float | None = None, min_sqnr: float | None = None) -> list[str]:
         """What misses the bounds, in words; empty if nothing does. Values missing on one side always do."""

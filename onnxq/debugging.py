@@ -75,10 +75,10 @@ def debug(
     if memory < 1:
         raise OptionError(f"memory must be at least 1 MB, got {memory}")
     reference, candidate = border.open_model(float_model).model, border.open_model(quant_model).model
-    check_same_ports(reference, candidate)
+    declared = check_same_ports(reference, candidate)
     source = open_source(data, reference, preprocessing=preprocessing, samples=samples)
     parts = border.open_model(quant_model).model  # its tensors get other names in the extended float model
-    notes: list[str] = []
+    notes = [f"{text}: the declarations differ" for text in declared.values()]
     for model in (candidate, parts):
         if model.functions:
             InlineFunctions().run(model, Context())

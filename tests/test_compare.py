@@ -181,9 +181,9 @@ def test_files_with_external_data(tmp_path):
         ("float[n, 8] x", "float[n, 5] z", "z = MatMul(x, w)", "output 'z' is missing in the float model"),
         (
             "float[n, 8] x",
-            "float[n, 4] y",
-            "y = MatMul(x, w)",
-            "float32[?, 5] in the float model, float32[?, 4]",
+            "float[n, 8] y",
+            "y = Relu(x)",
+            "float32[?, 5] in the float model, float32[?, 8]",
         ),
         ("float[n, 8] x", "double[n, 5] y", "m = MatMul(x, w) y = Cast<to = 11>(m)", "float64[?, 5] in the quantized"),
     ],
@@ -192,6 +192,17 @@ def test_other_inputs_or_outputs_are_an_error(inputs, outputs, nodes, words):
     with pytest.raises(InputError, match="the models do not match") as caught:
         compare(float_model(), model(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", w=WEIGHT), SAMPLES)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("declared", ["float[5]", "float[n, 4]", "float[n, 5, 1]"])
+def test_an_output_declared_wrong_in_one_model(declared):
+    """Exporters declare shapes that the nodes do not make; preparation puts that right."""
+    wrong = model(f"g (float[n, 8] x) => ({declared} y) {{ y = MatMul(x, w) }}", w=WEIGHT)
+    found = compare(wrong, quant_model(), SAMPLES, latency=False)
+    assert found.outputs == compare(float_model(), quant_model(), SAMPLES, latency=False).outputs
+    (note,) = found.notes
+    assert "output 'y' is float32[" in note and "float32[?, 5] in the quantized one" in note
+    assert note in to_text(found, 300) and found.to_json()["notes"] == [note]
 
 
 def test_the_order_of_outputs_counts():

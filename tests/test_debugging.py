@@ -268,3 +268,10 @@ def test_other_ports_are_refused():
     other = model("(float[n, 8] z) => (float[n, 8] y) { y = Relu(z) }")
     with pytest.raises(InputError, match="the models do not match"):
         debug(float_net(), other, SAMPLES)
+
+
+def test_an_output_declared_wrong_is_told():
+    wrong = float_net()
+    del wrong.graph.output[0].type.tensor_type.shape.dim[0]
+    found = debug(wrong, float_net(), SAMPLES)
+    assert found.tensors and "the declarations differ" in found.notes[0]

@@ -48,7 +48,7 @@ def parts(found: Comparison) -> list[RenderableType]:
         for output in found.outputs
         if (a := next(iter(output.sessions.values()))).left_out
     ]
-    findings = broken + left_out + found.gaps()
+    findings = broken + left_out + found.gaps() + found.notes
     if findings:
         out.append(Text("\n".join(findings), style="yellow"))
     return out
