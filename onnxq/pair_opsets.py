@@ -10,9 +10,9 @@ from onnxq.facts import Encodings
 from onnxq.numerics.spec import Blocked, Encoding, QType
 from onnxq.ops import MICROSOFT
 
-CONTRIB_TYPES = ("int8", "uint8", "int16", "uint16", "int4", "uint4")
-"""Types that QuantizeLinear and DequantizeLinear of com.microsoft take at any opset (measured with onnxruntime 1.32);
-they know no blocks."""
+CONTRIB_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4")
+"""Types that QuantizeLinear and DequantizeLinear of com.microsoft take at any opset (int32: the latter alone); they know
+no blocks. Measured with onnxruntime 1.32."""
 
 
 def opset_of(encoding: Encoding) -> int:

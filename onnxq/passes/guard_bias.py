@@ -106,9 +106,10 @@ def _layer_nodes(plan: Plan) -> list[ir.Node]:
 def _largest_sum(x: TensorSpec, w: TensorSpec, terms: int) -> tuple[int, float]:
     """How large the sum of products can get that a kernel adds to the bias, and by how much more after a raise.
 
-    The second number is what rounding the coarser weights can add. 16-bit products are not summed in int32.
+    The second number is what rounding the coarser weights can add. Products of 16 bits and
+    of floats are not summed in int32.
     """
-    if max(x.qtype.bits, w.qtype.bits) > 8:
+    if max(x.qtype.bits, w.qtype.bits) > 8 or x.qtype.is_float or w.qtype.is_float:
         return 0, 0.0
     x_span, w_span = (t.qmax - t.qmin for t in (x.qtype, w.qtype))
     return terms * x_span * ((w_span + 1) // 2 if w.symmetric else w_span), terms * x_span / 2

@@ -53,12 +53,12 @@ class Emission:
             self.integer(layer.tail, spec, layer.node)
         self.weights(layer, rule)
         if layer.weight is not None:
-            weight = self.plan.weights[layer.weight]
-            # The int32 bias has one scale an output channel; behind blocks, floats, or in float16 it stays as it is.
-            integers = not (spec.qtype.is_float or weight.qtype.is_float or isinstance(weight.granularity, Blocked))
-            bias = layer.bias if integers else None
+            granularity = self.plan.weights[layer.weight].granularity
+            # The int32 bias has one scale an output channel; a bias behind blocks, or in float16, stays as it is.
+            # Beside float8 it is int32, too: onnxruntime would make a float one so while loading, and let it overflow.
+            bias = None if isinstance(granularity, Blocked) else layer.bias
             if bias is not None and bias.value.dtype == ir.DataType.FLOAT:
-                self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, weight.granularity)
+                self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, granularity)
         how = "" if quantized else ", float output"
         if layer.node in self.plan.wishes.nodes:
             types = [spec, *(self.plan.weights[edge] for edge in layer.weights[:1])]
