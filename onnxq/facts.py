@@ -216,14 +216,16 @@ class Encodings(Fact):
     Attributes:
         activations: Of planned values.
         bridges: Of uses that read their value at another spec; one object for each value and spec.
-        weights: Of uses of weights.
-        biases: Of uses of biases.
+        weights: Of uses of weights; also of integers behind a DequantizeLinear that are stored anew.
+        biases: Of uses of biases; one that is planned, but has none, stays float.
+        corrected: Biases, float64 of shape [channels], that take the place of the constants' values.
     """
 
     activations: dict[ir.Value, Encoding] = field(default_factory=dict)
     weights: dict[Edge, Encoding] = field(default_factory=dict)
     biases: dict[Edge, Encoding] = field(default_factory=dict)
     bridges: dict[Edge, Encoding] = field(default_factory=dict)
+    corrected: dict[Edge, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def read_by(self, edge: Edge) -> Encoding | None:
         """The encoding at which a use reads its value; None where that is not planned."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxq import ops
 from onnxq.facts import Edge
-from onnxq.look import attr_int, constant, constant_tensor, dims_of, is_constant, only_use, onnx_op, uses
+from onnxq.look import constant, constant_tensor, dims_of, is_constant, only_use, onnx_op, uses
 from onnxq.targets import IntegerOp
 from onnxq.weights import weight_tensor
 
@@ -62,26 +62,12 @@ class Layer:
     @cached_property
     def channels(self) -> int | None:
         """Number of output channels, where there is a constant weight."""
-        dims = self.weight_dims
-        axis = ops.channel_axis(self.node, self.weight.index, len(dims)) if self.weight else None
-        if axis is None:
-            return None
-        return dims[axis] * (attr_int(self.node, "group", 1) if onnx_op(self.node, "ConvTranspose") else 1)
+        return ops.channels(self.node, self.weight.index, self.weight_dims) if self.weight else None
 
     @property
     def terms(self) -> int:
         """How many products are summed for one output value; 0 where both operands are activations."""
-        row = ops.info(self.node)
-        slot = row.slot(self.weight.index) if row and self.weight else None
-        if slot is None:
-            return 0
-        dims = self.weight_dims
-        if slot.contraction_axis is not None:
-            return dims[slot.contraction_axis(self.node, len(dims))] if dims else 0
-        size = 1
-        for dim in dims:
-            size *= dim
-        return size // (self.channels or 1)
+        return ops.terms(self.node, self.weight.index, self.weight_dims) if self.weight else 0
 
     @property
     def folded(self) -> bool:

@@ -7,6 +7,7 @@ attributes, MatMul as numpy.matmul, LSTM/GRU/RNN W [D, G*H, I] and R [D, G*H, H]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -181,6 +182,23 @@ def scale_tiles(node: ir.Node) -> int:
     output channel c has the scale c mod (M/group).
     """
     return attr_int(node, "group", 1) if onnx_op(node, "ConvTranspose") else 1
+
+
+def channels(node: ir.Node, index: int, dims: Sequence[int]) -> int | None:
+    """Number of output channels of a weight of shape ``dims``; None if it has none."""
+    axis = channel_axis(node, index, len(dims))
+    return None if axis is None else dims[axis] * scale_tiles(node)
+
+
+def terms(node: ir.Node, index: int, dims: Sequence[int]) -> int:
+    """How many products are summed for one output value, of a ConvTranspose at most; 0 where there is no weight."""
+    row = info(node)
+    slot = row.slot(index) if row else None
+    if slot is None:
+        return 0
+    if slot.contraction_axis is not None:
+        return dims[slot.contraction_axis(node, len(dims))] if dims else 0
+    return math.prod(dims) // (channels(node, index, dims) or 1)
 
 
 def input_channel_axis(node: ir.Node, index: int, rank: int) -> int | None:

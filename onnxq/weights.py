@@ -48,14 +48,15 @@ def lazy_tensor(make: Callable[[], Array], qtype: QType, shape: Sequence[int]) -
 
 
 def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.TensorProtocol:
-    """The integer copy of a constant float value, shape kept."""
+    """The integer copy of a constant float value, shape kept; the integers that were chosen for it where some were."""
+    integers = encoding.integers
+    if integers is not None:
+        return lazy_tensor(lambda: integers, encoding.spec.qtype, integers.shape)
     source = weight_tensor(value)
     assert source is not None
-    integers, shape, qtype = encoding.integers, ir.Shape(source.shape.numpy()), encoding.spec.qtype
+    shape, qtype = ir.Shape(source.shape.numpy()), encoding.spec.qtype
 
     def make() -> ir.TensorProtocol:
-        if integers is not None:
-            return as_tensor(integers, qtype)
         if qtype.bits < 8:
             return ir.PackedTensor(quantize_packed(source.numpy(), encoding), onnx_dtype(qtype), shape=shape)
         return ir.Tensor(quantize(source.numpy(), encoding), dtype=onnx_dtype(qtype))

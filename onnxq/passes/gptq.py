@@ -61,7 +61,8 @@ class Gptq(Pass):
         """Choose the integers; the graph stays as it is.
 
         Raises:
-            OptionError: Scales are to be chosen again, but biases are encoded with the old ones.
+            OptionError: Scales are to be chosen again, but biases are encoded with the old ones; or biases make up for
+                weights as they are.
         """
         feeds, old = ctx.maybe(Feeds), ctx.get(Encodings)
         if self.rounding == "nearest":
@@ -73,6 +74,8 @@ class Gptq(Pass):
             raise OptionError(
                 f"gptq: scales={self.scales} changes scales that biases are encoded with; put guard-bias behind it"
             )
+        if old.corrected:
+            raise OptionError("gptq changes weights whose errors biases make up for; put guard-bias behind it")
         weights = self._affordable(_weights(old, model, ctx), ctx)
         source = replace(feeds.source, limit=min(self.samples, feeds.source.limit or self.samples))
         shares: list[float] = []

@@ -1,166 +1,222 @@
-"""`guard-bias`: int32 biases at exactly input scale x weight scale, that never overflow."""
+"""`guard-bias`: int32 biases at input scale x weight scale, that never overflow."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxq import ops
+from onnxq.biased import Array, Biased, read_biased
+from onnxq.biasnotes import BiasNotes
+from onnxq.correction import input_means, mean_shift
 from onnxq.errors import DataError
-from onnxq.facts import Edge, Encodings, Fact, Plan
-from onnxq.layers import Layer, read_layer
-from onnxq.look import constant
-from onnxq.numerics.spec import Encoding, PerAxis, PerTensor, TensorSpec
+from onnxq.facts import Edge, Encodings, Fact, Feeds, Goal, Plan, Ranges
+from onnxq.numerics import bias as arithmetic
+from onnxq.numerics.affine import quantize
+from onnxq.numerics.spec import Encoding, QType
 from onnxq.passbase import Context, Pass
 from onnxq.rounding import requantized
-from onnxq.wording import plural
+from onnxq.targets.target import BiasPolicy, BiasRules
 
-# Room of 256 below the largest int32, so that the float32 rounding of the scale cannot push a bias over it.
-LARGEST = 2**31 - 1 - 256
-TINY = float(np.finfo(np.float32).smallest_normal)
 
-Array = np.ndarray[Any, Any]
+@dataclass(frozen=True)
+class Guarded:
+    """One planned bias with the encodings it depends on.
+
+    Attributes:
+        of: The layer.
+        x: Encoding of its activation.
+        policy: What becomes of it where it does not fit.
+        integer_output: Whether a QuantizeLinear follows.
+    """
+
+    of: Biased
+    x: Encoding
+    policy: BiasPolicy
+    integer_output: bool
+
+    @property
+    def s_x(self) -> float:
+        """Scale of the activation in units of the bias."""
+        return float(self.x.scale) * self.of.factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardBias(Pass):
-    """`Encodings` -> `Encodings` with biases: ``b_q = rint(b / s_b)``, ``s_b = float32(s_x * s_w)``, zero point 0.
+    """`Encodings` -> `Encodings` with biases: ``b_q = rint(b / s_b)``, ``s_b = s_x * s_w`` rounded once, zero point 0.
 
-    Where ``|b| / s_b`` does not fit int32, that channel's weight scale is raised until it does: the integer kernels
-    take ``s_x * s_w`` whatever the bias says, so the product must be right. With 8 bits the kernels also add the
-    products to the bias in int32 and wrap around, so the sum must fit. The channel's weights get coarser by at most
-    ``K |b| (2^a - 1) / 2^32`` in the output (a: activation bits). An all-zero channel is nothing but its bias: its
-    scale, free to choose, is the smallest one that holds it. Notes name each adjusted layer with its channels; integers
-    chosen before (by `gptq`) become the nearest ones in these channels.
+    Where a channel's ``|b| / s_b`` does not fit int32 the target decides (`BiasRules.policy`; 16 bits have their own):
+
+    ``raise-weight-scale``: kernels take ``s_x * s_w`` whatever the bias says, so that channel's weight scale grows
+    until bias *and* sum of products fit int32, and its weights are requantized. Its output moves by at most
+    ``K |b| (2^a - 1) / 2^32`` (K products, a: activation bits); the mean of that, ``E[dw x]``, is taken out of the
+    bias where samples or means of inputs are there. ``own-scale``: the bias of that channel gets the smallest scale
+    that holds it, exact to ``|b| / 2^32``, and the weights stay. ``float``: the layer's bias stays float.
+
+    An all-zero channel is nothing but its bias: its scale, free to choose, is the smallest one that holds it. Scales
+    that their type cannot hold (float16) leave the bias float. Notes name each adjusted channel. Integers chosen
+    before, by `gptq`, become the nearest ones in channels that are raised.
+
+    Attributes:
+        bias: ``auto``: int32, by the target's policy. ``int32``: the same, but an error where that is impossible.
+            ``float``: as it was, where the target allows that; int32 elsewhere, with a note.
     """
 
     name: ClassVar[str] = "guard-bias"
     reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Encodings})
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Goal, Ranges, Feeds})
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Encodings})
 
+    bias: Literal["auto", "int32", "float"] = "auto"
+
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Adjust weight scales where needed, then encode every planned bias; the graph stays as it is."""
-        plan, old = ctx.get(Plan), ctx.get(Encodings)
-        out = replace(old, weights=dict(old.weights), biases={})
-        layers = [layer for layer in map(read_layer, _layer_nodes(plan)) if isinstance(layer, Layer)]
-        layers = [layer for layer in layers if layer.bias in plan.biases]
-        needed: dict[int, tuple[Encoding, Array]] = {}
-        for layer in layers:
-            encoding, least = self._least_scale(layer, out)
-            known = needed.get(id(encoding))
-            needed[id(encoding)] = (encoding, least if known is None else np.maximum(known[1], least))
-        adjusted = {key: _adjust(encoding, least) for key, (encoding, least) in needed.items()}
-        for edge, encoding in old.weights.items():
-            if id(encoding) in adjusted:
-                if adjusted[id(encoding)].integers is encoding.integers:
-                    adjusted[id(encoding)] = requantized(edge, encoding, adjusted[id(encoding)])
-                out.weights[edge] = adjusted[id(encoding)]
-                _note(edge, encoding, adjusted[id(encoding)], ctx)
-        for layer in layers:
-            assert layer.bias is not None and layer.weight is not None
-            out.biases[layer.bias] = _encode(layer, plan, out)
+        """Adjust weight scales where needed, then encode every planned bias; the graph stays as it is.
+
+        Raises:
+            DataError: A bias holds NaN or infinity, or no scale can hold it and ``bias`` is ``int32``.
+        """
+        plan, old, goal = ctx.get(Plan), ctx.get(Encodings), ctx.maybe(Goal)
+        rules = goal.target.bias if goal else BiasRules(QType.named("int32"), "raise-weight-scale")
+        out = replace(old, weights=dict(old.weights), biases={}, corrected=dict(old.corrected))
+        notes = BiasNotes(ctx)
+        layers = list(self._layers(plan, old, rules, notes))
+        adjusted = self._raise([g for g in layers if g.policy != "own-scale"], old, out, notes)
+        for guarded in layers:
+            self._encode(guarded, plan, out, notes)
+        self._correct([g for g in layers if g.of.weight in adjusted], adjusted, model, out, ctx)
+        notes.finish()
         ctx.put(out)
         return False
 
-    def _least_scale(self, layer: Layer, encodings: Encodings) -> tuple[Encoding, Array]:
-        """The layer's weight encoding and the smallest weight scale, per entry, at which its bias fits.
+    def _layers(self, plan: Plan, old: Encodings, rules: BiasRules, notes: BiasNotes) -> Iterator[Guarded]:
+        """The planned biases that become integers."""
+        for edge in plan.biases:
+            found = read_biased(edge)
+            if isinstance(found, str):
+                notes.left_float(edge, found)
+                continue
+            x, weight = old.read_by(found.source), _weight(found, old)
+            assert x is not None
+            integer_output = found.tail in plan.activations or edge.node.outputs[0] in plan.activations
+            may_float = {"anywhere": True, "float-output": not integer_output, "nowhere": False}[rules.float_bias]
+            if self.bias == "float" and may_float:
+                notes.as_asked(edge)
+                continue
+            if self.bias == "float":
+                notes.not_float(edge)
+            if edge in old.corrected:
+                found = replace(found, values=old.corrected[edge])
+            policy = rules.policy_for(arithmetic.wide(x.spec, weight.spec))
+            guarded = Guarded(found, x, policy, integer_output)
+            if policy == "float" and may_float and self.bias == "auto":
+                unfit = np.flatnonzero(_least(guarded, weight) > weight.scale)
+                if unfit.size:
+                    notes.left_float(edge, "it does not fit int32 at input scale x weight scale", unfit)
+                    continue
+            yield guarded
 
-        Raises:
-            DataError: The bias holds NaN or infinity.
+    def _raise(
+        self, layers: list[Guarded], old: Encodings, out: Encodings, notes: BiasNotes
+    ) -> dict[Edge, tuple[Encoding, Encoding]]:
+        """Put raised weight scales into ``out``; each adjusted use with its encodings before and after.
+
+        Uses that share an encoding go on sharing it: the largest need decides.
         """
-        assert layer.bias is not None and layer.weight is not None
-        encoding = encodings.weights[layer.weight]
-        x = encodings.read_by(layer.inputs[0])
-        assert x is not None
-        bias, s_x, empty = np.abs(channel_bias(layer)), float(x.scale), _empty(encoding)
-        if not np.isfinite(bias).all():
-            where = int(np.argmin(np.isfinite(bias)))
-            name = f"{layer.node.name} ({layer.node.op_type}), bias '{layer.bias.value.name}'"
-            raise DataError(f"{name}: channel {where} is not finite")
-        # The groups of a ConvTranspose share their scales: the largest of the biases behind one decides.
-        size = bias.reshape(ops.scale_tiles(layer.node), -1).max(axis=0) if encoding.scale.ndim else bias.max(initial=0)
-        products, rounding = _largest_sum(x.spec, encoding.spec, layer.terms)
-        s_w = np.where(empty, 0.0, encoding.scale.astype(np.float64))
-        fits = np.where(size > 0, (size / s_x + products * s_w) / (LARGEST - rounding), 0.0)
-        # Scale and product must both be normal numbers; 1 + 2^-20 covers the float32 rounding of the product.
-        floor = max(TINY / s_x, float(np.finfo(encoding.scale.dtype).smallest_normal))
-        least = np.maximum(fits, floor) * (1 + 2.0**-20)
-        return encoding, np.asarray(np.where(empty & (size == 0), 0.0, least))
+        needed: dict[int, tuple[Encoding, Array]] = {}
+        encodings = {g.of.weight: _weight(g.of, old) for g in layers}
+        for guarded in layers:
+            weight = encodings[guarded.of.weight]
+            least = _least(guarded, weight)
+            known = needed.get(id(weight))
+            needed[id(weight)] = (weight, least if known is None else np.maximum(known[1], least))
+        changed = {key: (w, new) for key, (w, least) in needed.items() if (new := arithmetic.raised(w, least)) is not w}
+        readers = {g.of.weight: g for g in layers}
+        adjusted: dict[Edge, tuple[Encoding, Encoding]] = {}
+        for edge, weight in {**old.weights, **encodings}.items():
+            if id(weight) not in changed:
+                continue
+            _, after = changed[id(weight)]
+            reader = readers.get(edge)
+            if edge not in old.weights and reader is not None:  # integers behind a DequantizeLinear
+                after = replace(after, integers=quantize(reader.of.weights(), after))
+            elif after.integers is not None and after.integers is weight.integers:
+                after = requantized(edge, weight, after)
+                changed[id(weight)] = (weight, after)
+            out.weights[edge] = after
+            adjusted[edge] = (weight, after)
+            notes.raised(edge, weight, after, reader.x if reader else None, reader.of.terms if reader else 0)
+        return adjusted
+
+    def _encode(self, guarded: Guarded, plan: Plan, out: Encodings, notes: BiasNotes) -> None:
+        of, edge = guarded.of, guarded.of.bias
+        weight = _weight(of, out)
+        product = arithmetic.product_scale(guarded.s_x, of.tiled(weight.scale), of.dtype)
+        size = of.size if product.ndim else of.size.max(initial=0.0)
+        scale = product
+        if guarded.policy == "own-scale":
+            zeros = of.tiled(arithmetic.empty(weight)) > 0
+            scale = np.asarray(arithmetic.own_scale(np.where(zeros, 0, product).astype(product.dtype), size))
+        fits = arithmetic.normal(scale)
+        fits &= size <= np.where(fits, scale, 1).astype(np.float64) * (arithmetic.LARGEST + 128)
+        if not fits.all():
+            bad = np.flatnonzero(~fits)
+            why = f"{of.dtype.name} holds no scale for it"
+            if self.bias == "int32":
+                where = f"{of.node.name} ({of.node.op_type}), bias '{edge.value.name}'"
+                raise DataError(f"{where}: {why} in channel {int(bad[0])}; bias: auto leaves such a bias float")
+            notes.left_float(edge, why, bad, guarded.integer_output)
+            return
+        out.biases[edge] = arithmetic.bias_encoding(plan.biases[edge], scale, of.values.ndim - 1)
+        if guarded.policy == "own-scale":
+            notes.own_scale(edge, product, scale)
+        integers = not (guarded.x.spec.qtype.is_float or weight.spec.qtype.is_float)
+        raised = guarded.policy != "own-scale" and not arithmetic.wide(guarded.x.spec, weight.spec)
+        if integers and not raised:  # else no accumulator of integers, or the raise saw to it
+            notes.headroom(edge, arithmetic.largest_sum(guarded.x.spec, weight.spec, of.terms), size / scale)
+
+    def _correct(
+        self,
+        layers: list[Guarded],
+        adjusted: dict[Edge, tuple[Encoding, Encoding]],
+        model: ir.Model,
+        out: Encodings,
+        ctx: Context,
+    ) -> None:
+        """Take what raised channels add on average out of their biases."""
+        layers = [g for g in layers if g.of.bias in out.biases and g.of.values.ndim == 1]
+        raised = {g.of.bias: _raised(g.of, *adjusted[g.of.weight]) for g in layers}
+        layers = [g for g in layers if raised[g.of.bias].any()]
+        feeds = ctx.maybe(Feeds)
+        source = feeds.source if feeds else None
+        means = input_means([g.of.source for g in layers], model, ctx.maybe(Ranges), source, ctx) if layers else {}
+        for guarded in layers:
+            of, edge = guarded.of, guarded.of.bias
+            shift = mean_shift(of, *adjusted[of.weight], means.get(of.source.value, {}))
+            if shift is not None:
+                limit = out.biases[edge].scale.astype(np.float64) * arithmetic.LARGEST
+                corrected = of.values - np.where(raised[edge], shift, 0.0)
+                out.corrected[edge] = np.clip(corrected, -limit, limit)
 
 
-def channel_bias(layer: Layer) -> Array:
-    """The layer's bias as float64 of shape [channels]; one element is repeated."""
-    assert layer.bias is not None
-    bias = constant(layer.bias.value)
-    assert bias is not None and layer.channels is not None
-    return np.broadcast_to(bias.astype(np.float64).reshape(-1), (layer.channels,))
+def _weight(of: Biased, encodings: Encodings) -> Encoding:
+    """The encoding of a layer's weight: planned, or as stored."""
+    found = encodings.weights.get(of.weight, of.stored)
+    assert found is not None
+    return found
 
 
-def _layer_nodes(plan: Plan) -> list[ir.Node]:
-    return list(dict.fromkeys(edge.node for edge in plan.weights))
+def _least(guarded: Guarded, weight: Encoding) -> Array:
+    """The smallest weight scale, per entry, at which the layer's bias and sums fit int32."""
+    of, x = guarded.of, guarded.x.spec
+    products = 0 if arithmetic.wide(x, weight.spec) else arithmetic.largest_sum(x, weight.spec, of.terms)
+    room = arithmetic.rounding_room(x, of.terms)
+    size = of.gathered(of.size, weight.scale)
+    return arithmetic.least_scale(weight, size, guarded.s_x, products, room, of.dtype)
 
 
-def _largest_sum(x: TensorSpec, w: TensorSpec, terms: int) -> tuple[int, float]:
-    """How large the sum of products can get that a kernel adds to the bias, and by how much more after a raise.
-
-    The second number is what rounding the coarser weights can add. Products of 16 bits and
-    of floats are not summed in int32.
-    """
-    if max(x.qtype.bits, w.qtype.bits) > 8 or x.qtype.is_float or w.qtype.is_float:
-        return 0, 0.0
-    x_span, w_span = (t.qmax - t.qmin for t in (x.qtype, w.qtype))
-    return terms * x_span * ((w_span + 1) // 2 if w.symmetric else w_span), terms * x_span / 2
-
-
-def _empty(encoding: Encoding) -> Array:
-    """Which entries of the scale stand for nothing but zeros; see `from_range`."""
-    dead = np.zeros(encoding.scale.size, bool)
-    dead[list(encoding.dead)] = True
-    return np.asarray(dead.reshape(encoding.scale.shape) & (encoding.scale == 1))
-
-
-def _adjust(encoding: Encoding, least: Array) -> Encoding:
-    scale = encoding.scale.astype(np.float64)
-    scale = np.where(_empty(encoding) & (least > 0), least, np.maximum(scale, least))
-    stored = scale.astype(encoding.scale.dtype)
-    stored = np.where(stored < scale, np.nextafter(stored, np.asarray(np.inf, stored.dtype)), stored)
-    return encoding if np.array_equal(stored, encoding.scale) else replace(encoding, scale=np.asarray(stored))
-
-
-def _note(edge: Edge, before: Encoding, after: Encoding, ctx: Context) -> None:
-    if after is before:
-        return
-    old, new = np.atleast_1d(before.scale.astype(np.float64)), np.atleast_1d(after.scale.astype(np.float64))
-    raised, lowered = np.flatnonzero(new > old), np.flatnonzero(new < old)
-    worst = float((new / old).max())
-    if raised.size:
-        why = (
-            f"the int32 bias would overflow in {len(raised)} of {plural(old.size, 'channel')}: their weight scale is "
-            f"raised, at most {worst:.3g} times, and their weights are requantized"
-        )
-        ctx.note("raised-weight-scale", edge.node, why, **_numbers(raised, new), ratio=worst)
-    if lowered.size:
-        channels = plural(old.size, "channel")
-        why = f"zero weights in {len(lowered)} of {channels}: their scale is the one that suits the bias"
-        ctx.note("empty-weight-scale", edge.node, why, **_numbers(lowered, new))
-
-
-def _numbers(channels: Array, scale: Array) -> dict[str, Any]:
-    some = channels[:64]
-    return {"channels": some.tolist(), "count": len(channels), "scale": scale[some].tolist()}
-
-
-def _encode(layer: Layer, plan: Plan, encodings: Encodings) -> Encoding:
-    assert layer.bias is not None and layer.weight is not None
-    x = encodings.read_by(layer.inputs[0])
-    assert x is not None
-    s_x = x.scale.astype(np.float64)
-    s_w = encodings.weights[layer.weight].scale.astype(np.float64)
-    if s_w.ndim:
-        s_w = np.tile(s_w, ops.scale_tiles(layer.node))
-    scale = np.asarray(s_x * s_w, np.float32)
-    spec = plan.biases[layer.bias].at(PerAxis(0) if scale.ndim else PerTensor())
-    return Encoding(spec, scale, np.zeros(scale.shape, np.int32))
+def _raised(of: Biased, before: Encoding, after: Encoding) -> Array:
+    """Which channels have a coarser weight scale than before."""
+    return np.broadcast_to(of.tiled(after.scale) > of.tiled(before.scale), of.size.shape)

@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnxq.biased import bias_rank, stored_bias
 from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, replace_uses
 from onnxq.errors import ValidationError
 from onnxq.facts import Edge, Encodings, Fact, Goal, Plan
 from onnxq.layers import Layer, read_layer
-from onnxq.look import constant_tensor, dims_of, nbytes, onnx_op
+from onnxq.look import attr_int, constant_tensor, nbytes, onnx_op
 from onnxq.numerics.spec import Encoding, PerAxis
 from onnxq.numerics.tiles import scale_shape
 from onnxq.pair_opsets import check_opset, domain_of
 from onnxq.passbase import Context, Pass
-from onnxq.passes.guard_bias import channel_bias
 from onnxq.weights import Array, as_tensor, onnx_dtype, quantized_bias, quantized_weight
 
 _Owner = ir.Graph | ir.Node
@@ -53,25 +53,24 @@ class InsertQdq(Pass):
         writer = _Writer(model, Namer(model), goal is None or goal.target.weight_zero_point, plan.wishes.contrib)
         layers = dict.fromkeys(edge.node for edge in encodings.weights)
         # Read before any pair hides a weight.
+        biases = {edge: stored_bias(edge, encodings) for edge in encodings.biases}
         read = [read_layer(node, plan.wishes.banned) for node in layers]
-        biases = {
-            layer.bias: _Bias.of(layer, encodings)
-            for layer in read
-            if isinstance(layer, Layer) and layer.bias and encodings.read_by(layer.inputs[0])
-        }
+        ranks = {r.bias: bias_rank(r, encodings) for r in read if isinstance(r, Layer) and r.bias is not None}
         copies = goal is not None and goal.target.weight_only_copies
+        exact = goal is not None and goal.target.exact_wide_products
         for edge, encoding in encodings.weights.items():
             status = plan.decisions[edge.node].status
             if status != "dynamic":
-                writer.weight(edge, encoding, status == "weight-only", copies)
+                from_end = exact and _is_wide_product(edge.node, encodings)
+                writer.weight(edge, encoding, status == "weight-only", copies, from_end)
         for edge, (name, size) in writer.copied.items():
             why = f"'{name}' has several readers: integers of its own for each, or the runtime fuses none"
             ctx.note("weight-copied", edge.node, why, bytes=size)
-        for edge, bias in biases.items():
-            if edge in encodings.biases:
-                writer.bias(edge, encodings.biases[edge], bias)
-            elif bias.rank > 1:
-                writer.widen(edge, bias)
+        for edge, values in biases.items():
+            writer.bias(edge, encodings.biases[edge], values, ranks.pop(edge, 1))
+        for edge, rank in ranks.items():
+            if rank > 1:
+                writer.widen(edge, rank)
         readers: dict[ir.Value, list[Edge]] = {}
         for edge, value in plan.readers.items():
             if value in encodings.activations:
@@ -102,26 +101,12 @@ def _check_scales(edge: Edge, encoding: Encoding, data: ir.TensorProtocol) -> No
             )
 
 
-@dataclass(frozen=True)
-class _Bias:
-    """The bias of a layer: float64 of shape [channels], and the rank it is stored with."""
-
-    values: Array
-    rank: int
-
-    @classmethod
-    def of(cls, layer: Layer, encodings: Encodings) -> _Bias:
-        """The bias that a layer has; stored with the rank of the product where the plain vector would not load.
-
-        onnxruntime (1.32) turns a MatMul of rank 3 and more with a constant vector behind it into a Gemm between two
-        Reshapes, pushes the int8 pair in front of it through the first one, and then refuses its own node
-        ("output_dtype INT8 does not match y_zero_point type UINT8"). It leaves a constant of shape [1, 1, C] alone.
-        """
-        assert layer.bias is not None
-        x = encodings.read_by(layer.inputs[0])
-        rank = len(dims_of(layer.node.outputs[0]) or ())
-        wide = layer.bias.node is not layer.node and rank > 2 and x is not None and x.spec.qtype.name == "int8"
-        return cls(channel_bias(layer), rank if wide else 1)
+def _is_wide_product(node: ir.Node, encodings: Encodings) -> bool:
+    """Whether this is a matrix product with an activation of more than 8 bits."""
+    if not onnx_op(node, "MatMul", "Gemm") or attr_int(node, "transB", 0):
+        return False
+    found = [encodings.read_by(Edge(node, index)) for index in (0, 1)]
+    return any(x is not None and x.spec.qtype.bits > 8 for x in found)
 
 
 @dataclass
@@ -209,35 +194,49 @@ class _Writer:
         self.pairs += 1
         return dq
 
-    def weight(self, edge: Edge, encoding: Encoding, weight_only: bool, copies: bool) -> None:
+    def weight(self, edge: Edge, encoding: Encoding, weight_only: bool, copies: bool, from_end: bool) -> None:
         """``integer copy -> DQ -> op``; uses with the same encoding in one graph share the DQ.
 
         All share the integers, too, except those of weight-only products: onnxruntime (1.32) fuses them to MatMulNBits
         and then looks for integers in the node's own graph only ("Missing required weight"); with ``copies`` they are
         not shared at all.
+
+        Args:
+            edge: The use.
+            encoding: Its encoding.
+            weight_only: Whether the activations stay float.
+            copies: Whether weight-only layers share no integers.
+            from_end: Whether the axis is written as a negative number.
         """
         graph, data = edge.node.graph, quantized_weight(edge.value, encoding)
         assert isinstance(graph, ir.Graph)
         home = graph if weight_only and onnx_op(edge.node, "MatMul", "Gemm") else graph_of(edge.value)
-        self._use(edge, encoding, data, home, edge.node if weight_only and copies else None)
+        self._use(edge, encoding, data, home, edge.node if weight_only and copies else None, from_end)
 
-    def bias(self, edge: Edge, encoding: Encoding, bias: _Bias) -> None:
+    def bias(self, edge: Edge, encoding: Encoding, values: Array, rank: int) -> None:
         """``int32 copy of shape [channels], or widened -> DQ -> op``."""
+        if values.ndim == 1 and rank > 1:
+            values = values.reshape([1] * (rank - 1) + [-1])
         if encoding.scale.ndim:
-            encoding = replace(encoding, spec=encoding.spec.at(PerAxis(bias.rank - 1)))
-        values = bias.values.reshape([1] * (bias.rank - 1) + [-1])
+            encoding = replace(encoding, spec=encoding.spec.at(PerAxis(values.ndim - 1)))
         self._use(edge, encoding, quantized_bias(values, encoding), graph_of(edge.value), None)
 
-    def widen(self, edge: Edge, bias: _Bias) -> None:
+    def widen(self, edge: Edge, rank: int) -> None:
         """A float bias with leading axes of length 1."""
         tensor = constant_tensor(edge.value)
         assert tensor is not None
-        wide = tensor.numpy().reshape([1] * (bias.rank - tensor.shape.rank()) + list(tensor.shape.numpy()))
+        wide = tensor.numpy().reshape([1] * (rank - tensor.shape.rank()) + list(tensor.shape.numpy()))
         copy = add_initializer(graph_of(edge.value), f"{edge.value.name}_wide", wide, self.namer)
         edge.node.replace_input_with(edge.index, copy)
 
     def _use(
-        self, edge: Edge, encoding: Encoding, data: ir.TensorProtocol, home: ir.Graph, alone: ir.Node | None
+        self,
+        edge: Edge,
+        encoding: Encoding,
+        data: ir.TensorProtocol,
+        home: ir.Graph,
+        alone: ir.Node | None,
+        from_end: bool = False,
     ) -> None:
         """Let one use read ``data``, which goes into ``home``, through a DQ; ``alone`` shares with nobody."""
         reader, value = edge.node.graph, edge.value
@@ -256,6 +255,8 @@ class _Writer:
             scale, zero = self._parameters(home, base, encoding, alone or home)
             plain = not self.zero_points and encoding.spec.symmetric and not encoding.zero_point.any()
             dq = self._dequantize(self._copies[known], scale, None if plain else zero, base, encoding, value)
+            if from_end and encoding.axis is not None:
+                dq.attributes["axis"] = ir.AttrInt64("axis", encoding.axis - len(data.shape))
             reader.insert_before(edge.node, dq)
             self._dequantized[key] = dq.outputs[0]
             self.pairs += 1

@@ -54,10 +54,10 @@ class Emission:
         self.weights(layer, rule)
         if layer.weight is not None:
             granularity = self.plan.weights[layer.weight].granularity
-            # The int32 bias has one scale an output channel; a bias behind blocks, or in float16, stays as it is.
+            # The int32 bias has one scale an output channel; a bias behind blocks stays as it is.
             # Beside float8 it is int32, too: onnxruntime would make a float one so while loading, and let it overflow.
             bias = None if isinstance(granularity, Blocked) else layer.bias
-            if bias is not None and bias.value.dtype == ir.DataType.FLOAT:
+            if bias is not None and bias.value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
                 self.plan.biases[bias] = TensorSpec(self.target.bias.type, True, granularity)
         how = "" if quantized else ", float output"
         if layer.node in self.plan.wishes.nodes:

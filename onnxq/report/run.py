@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxq.diagnostics import Diagnostic
+from onnxq.report.bias import bias_table
 from onnxq.report.tables import counts, human_bytes, share, table
 from onnxq.report.tables import to_text as render
 from onnxq.wording import plural
@@ -71,6 +72,7 @@ def parts(report: Report) -> list[RenderableType]:
         before, after = weights["before"], weights["after"]
         out.append(Text(f"Weights  {human_bytes(before)} -> {human_bytes(after)} ({share(after, before)})"))
     if report.notes:
+        out += bias_table(report.notes)
         out.append(note_table(report.notes))
     if report.seconds:
         steps: dict[str, float] = {}

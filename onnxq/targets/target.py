@@ -15,6 +15,7 @@ PackAxis = Literal["flat", "ascend", "input-channel"]
 WeightForm = Literal["deploy", "fake-quant"]
 AxisForm = Literal["native", "canonical"]
 Pairs = Literal["islands", "inputs"]
+BiasPolicy = Literal["raise-weight-scale", "own-scale", "float"]
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,28 @@ class IntegerKernels:
 
 @dataclass(frozen=True)
 class BiasRules:
-    """How a bias is stored.
+    """How a bias is stored: as integers at input scale x weight scale, where it fits.
 
     Attributes:
-        type: Integer type, at scale input scale x weight scale.
-        policy: What happens when the bias does not fit: ``raise-weight-scale`` raises that channel's weight scale.
+        type: Integer type.
+        policy: What happens to a channel whose bias does not fit. ``raise-weight-scale``: its weights get a coarser
+            scale, since the runtime takes the product of the scales whatever the bias says; ``own-scale``: the bias
+            gets a scale of its own; ``float``: the layer's bias stays float where ``float_bias`` allows that, else its
+            weight scale is raised.
+        wide_policy: The same where activations or weights have more than 8 bits; ``policy`` if not given.
+        float_bias: Where a bias may stay float: ``anywhere``, behind layers with a ``float-output`` (onnxruntime
+            rounds a float bias to int32 as it loads the model if a QuantizeLinear follows, and wraps around), or
+            ``nowhere``.
     """
 
     type: QType
-    policy: Literal["raise-weight-scale"]
+    policy: BiasPolicy
+    wide_policy: BiasPolicy | None = None
+    float_bias: Literal["anywhere", "float-output", "nowhere"] = "float-output"
+
+    def policy_for(self, wide: bool) -> BiasPolicy:
+        """The policy for a layer; ``wide`` if its activations or weights have more than 8 bits."""
+        return self.wide_policy if wide and self.wide_policy else self.policy
 
 
 @dataclass(frozen=True)
@@ -146,6 +160,8 @@ class Target:
         weight_only_float_types: Float types of weight-only layers, where these are more than ``float_types``.
         weight_only_copies: Whether each use of a weight-only weight needs integers of its own to be fused, as
             onnxruntime does it.
+        exact_wide_products: Whether weights of matrix products with activations of more than 8 bits are written so that
+            onnxruntime does not put MatMulNBits there, which by default rounds the activations to 8 bits.
         pack_axis: Which axis of a 4-bit weight has to be even. ``flat``: none, two values share a byte over the
             whole tensor; ``ascend``: axis 0 of Gemm with transB=1, the last axis elsewhere; ``input-channel``: the axis
             that is summed over (older Ascend deploy).
@@ -171,6 +187,7 @@ class Target:
     pairs: Pairs = "islands"
     weight_only_float_types: tuple[str, ...] = ()
     weight_only_copies: bool = False
+    exact_wide_products: bool = False
     pack_axis: PackAxis = "flat"
     combinations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gemm_trans_b: bool = True

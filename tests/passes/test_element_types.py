@@ -32,11 +32,11 @@ def conv_net(dtype: str, numpy_type: Any) -> onnx.ModelProto:
 def test_half_floats_for_the_specification(
     quantized: Callable[..., Any], fused: Callable[..., Any], close: Callable[..., None]
 ) -> None:
-    """Scales are float16 as the data are, biases stay float16, and onnxruntime loads and runs it on both sessions."""
+    """Scales are float16 as the data are, those of biases too, and onnxruntime loads and runs it on both sessions."""
     made = quantized(conv_net("float16", np.float16), target="onnx")
     found = made.initializers()
     assert {found[k].dtype for k in found if k.endswith("_scale")} == {np.dtype(np.float16)}
-    assert found["b"].dtype == np.float16 and found["k_quantized"].dtype == np.int8
+    assert found["b_quantized"].dtype == np.int32 and found["k_quantized"].dtype == np.int8
     assert made.count("QuantizeLinear") == 4 and made.status("MaxPool_m") == "moves/moves"
     assert fused(made.proto)
     close(made)
