@@ -11,7 +11,7 @@ from onnxq.numerics.spec import Blocked, Encoding, QType
 from onnxq.ops import MICROSOFT
 
 CONTRIB_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4")
-"""Types that QuantizeLinear and DequantizeLinear of com.microsoft take at any opset (int32: the latter alone); they know
+"""Types that QuantizeLinear and DequantizeLinear of com.microsoft take at any opset (int32: only the latter). They know
 no blocks. Measured with onnxruntime 1.32."""
 
 

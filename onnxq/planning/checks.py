@@ -47,19 +47,27 @@ class Request:
             OptionError: A type, granularity or combination the target does not take.
             CapabilityError: The installed onnx has no such type.
         """
-        activation, weight = target.activation_spec(self.activations or None), target.weight_spec(self.weights or None)
-        if not isinstance(activation.granularity, PerTensor):
-            raise OptionError(
-                f"target {target.name} asks for activations per channel: onnxq takes them per tensor only"
-            )
+        activation, weight = self.activation(target), target.weight_spec(self.weights or None)
         if self.weight_only and self.activations:
             raise OptionError(f"activations: {self.activations} does not go with weight-only: activations stay float")
         check_combination(target, weight.qtype, None if self.weight_only else activation.qtype)
         for qtype in (weight.qtype,) if self.weight_only else (activation.qtype, weight.qtype):
             check_installed(qtype)
-        activation = _with_symmetry(activation, self.activations_symmetric, "activations-symmetric")
         weight = _with_symmetry(weight, self.symmetric, "symmetric")
         return activation, weight.at(self._granularity(target, weight))
+
+    def activation(self, target: Target) -> TensorSpec:
+        """The spec of activations, whatever the weights.
+
+        Raises:
+            OptionError: A type or symmetry the target does not take.
+        """
+        spec = target.activation_spec(self.activations or None)
+        if not isinstance(spec.granularity, PerTensor):
+            raise OptionError(
+                f"target {target.name} asks for activations per channel: onnxq takes them per tensor only"
+            )
+        return _with_symmetry(spec, self.activations_symmetric, "activations-symmetric")
 
     def _granularity(self, target: Target, weight: TensorSpec) -> Granularity:
         name = self.granularity or ("blocked" if self.block_size else "")

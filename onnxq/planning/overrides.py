@@ -75,7 +75,11 @@ class Override:
                 given["activations"] = ""
             if only_weights:
                 given |= {"activations": "", "weight_only": True}
-            activation, weight = replace(base, **given).specs(target)
+            request = replace(base, **given)
+            if self.tensor:  # of any layers or of none: their weights are looked at once there is a plan
+                activation, weight = request.activation(target), base.specs(target)[1]
+            else:
+                activation, weight = request.specs(target)
             if self.range is not None and not -_HUGE < self.range[0] <= self.range[1] < _HUGE:
                 raise OptionError(f"a range is finite and ordered, got {list(self.range)}")
         except OptionError as error:

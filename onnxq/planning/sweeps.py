@@ -116,7 +116,7 @@ class Planner:
         self._rules[node], self._layers[node] = rule, layer
         for inner in layer.body:
             self._inside[inner] = node
-        if not self.wishes.static:
+        if not self.wishes.static or self._at_run_time(layer, rule):
             return
         if layer.weight is not None or any(e.value in self._able for e in layer.inputs):
             self._able.add(layer.tail)
@@ -145,7 +145,9 @@ class Planner:
         node = layer.node
         alone = layer.tail not in self._wanted and not any(e.value in self._able for e in layer.inputs)
         dynamic = self.wishes.may_be_dynamic(node) and may_be_dynamic(layer, rule)
-        if not self.wishes.static and not dynamic:
+        if self._at_run_time(layer, rule):
+            self._to.dynamic(layer, rule, "as-wished", "its input is quantized at run time, as wished")
+        elif not self.wishes.static and not dynamic:
             self._leave(layer, "no-ranges", f"{node.op_type} needs calibrated ranges to run on integers")
         elif alone and rule.needs_output_q and 0 < layer.terms <= FEW_TERMS and node not in self.wishes.forced:
             why = f"stands between float ops, and sums of {layer.terms} products do not pay for its Q/DQ pairs"
@@ -159,6 +161,13 @@ class Planner:
             self._to.dynamic(layer, rule, "between-float-ops", why)
         else:
             self._wanted.update(e.value for e in layer.inputs)
+
+    def _at_run_time(self, layer: Layer, rule: IntegerOp) -> bool:
+        """Whether a layer quantizes its input at run time wherever it stands."""
+        node = layer.node
+        if self.wishes.of(node).dynamic != "always" or rule.needs_output_q:
+            return False
+        return self.wishes.may_be_dynamic(node) and may_be_dynamic(layer, rule)
 
     def _leave(self, layer: Layer, code: str, reason: str) -> None:
         self._to.decide(layer.node, "float", code, reason)
