@@ -72,10 +72,12 @@ class PassFailed(OnnxqError):
 
 
 def near(name: str, known: Iterable[str], n: int = 3) -> str:
-    """``"; did you mean a, b?"`` for the closest known names, or the list when it is short, else ``""``."""
+    """``"; did you mean a, b?"`` for names that go on like this or are close, or all if they are few, else ``""``."""
     names = sorted(set(known))
     lowered = {k.lower(): k for k in names}
-    hits = [lowered[k] for k in difflib.get_close_matches(name.lower(), list(lowered), n=n, cutoff=0.5)]
+    longer = [k for k in lowered if len(name) > 1 and k.startswith(name.lower())]
+    close = difflib.get_close_matches(name.lower(), list(lowered), n=n, cutoff=0.5)
+    hits = [lowered[k] for k in dict.fromkeys(longer + close)][:n]
     if hits:
         return f"; did you mean {', '.join(hits)}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""

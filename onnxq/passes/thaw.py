@@ -21,6 +21,7 @@ from onnxq.edit import (
 )
 from onnxq.facts import Fact, Goal
 from onnxq.look import attr_int
+from onnxq.nbits import DOMAIN, OP
 from onnxq.numerics.affine import dequantize
 from onnxq.numerics.spec import Encoding
 from onnxq.pairs import at_source, carried_on, parameter, read_encoding
@@ -43,7 +44,8 @@ class Thaw(Pass):
     (`canonical-axis`) then move the floats. Works in all scopes but local functions, which hold no initializers.
 
     Stays, with the reason: 16-bit integers with float16 scales (half a step is not reached), scales that are not
-    positive and normal or lead out of the float type, and types other than integers.
+    positive and normal or lead out of the float type, types other than integers, and MatMulNBits, which holds its
+    integers itself.
 
     Attributes:
         form: ``fake-quant`` thaws, ``deploy`` changes nothing; ``target`` does what the target asks for, and thaws
@@ -68,6 +70,10 @@ class Thaw(Pass):
             zero_point = "omit" if goal and not goal.target.weight_zero_point else "keep"
         if form == "deploy":
             return False
+        for node in (n for graph in nested_graphs(model.graph) for n in graph):
+            if (node.domain, node.op_type) == (DOMAIN, OP):
+                why = f"{OP} has no form with a float weight: raise it before (from-matmulnbits), or do not write it"
+                ctx.note("not-thawed", node, why)
         plain = plain_initializers(model)
         writer = _Writer(Namer(model), model.opset_imports.get("", 0) >= OUTPUT_DTYPE_SINCE)
         for node in [n for graph in nested_graphs(model.graph) for n in graph if is_q(n, DEQUANTIZE)]:
