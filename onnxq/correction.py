@@ -7,6 +7,7 @@ At the border of a padded Conv fewer inputs count; the mean over the inside is t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ MeansByAxis = Mapping[int, Array]
 
 MEMORY = 256 * 10**6
 """Bytes that the inputs of one sample may take at a time."""
+SAMPLES = 64
+"""Samples that means are taken over, at most."""
 
 
 def input_means(
@@ -45,6 +48,7 @@ def input_means(
             along = partial(ops.input_channel_axis, edge.node, edge.index)
             missing.setdefault(edge.value, Means()).along(along)
     if missing and source is not None:
+        source = replace(source, limit=min(SAMPLES, source.limit or SAMPLES))
         run = Run(model, source, {value: mean.add for value, mean in missing.items()}, ctx, MEMORY)
         run.go()
         found |= {value: mean.result() for value, mean in missing.items() if value not in run.infinite}
