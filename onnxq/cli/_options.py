@@ -26,7 +26,7 @@ Search = Annotated[
     bool | None, typer.Option("--search/--no-search", help="Measure, and leave float what costs most accuracy (on).")
 ]
 Rounding = Annotated[str | None, typer.Option(help="Weights: gptq (keeps each layer's output) or nearest (quick).")]
-Plan = Annotated[str | None, typer.Option(metavar="JSON", help="A plan file: its float nodes stay float.")]
+Plan = Annotated[str | None, typer.Option(metavar="JSON", help="A plan file, perhaps edited: statuses, types, ranges.")]
 Ranges = Annotated[str | None, typer.Option(metavar="JSON", help="Calibrated ranges to use instead of samples.")]
 
 
