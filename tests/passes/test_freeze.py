@@ -70,7 +70,7 @@ FAKE = """<ir_version: 13, opset_import: ["" : 25]> g (float[2,4] x) => ({y})
             "float[2,4] y",
             "time",
         ),
-        ("q = QuantizeLinear<output_dtype=17>(w, s) d = DequantizeLinear(q, s)", "float[2,4] y", "float8"),
+        ("q = QuantizeLinear<output_dtype=23>(w, s) d = DequantizeLinear(q, s)", "float[2,4] y", "float4"),
     ],
 )
 def test_not_frozen(body: str, y: str, why: str, run_passes: Callable[..., Any]) -> None:
