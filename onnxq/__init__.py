@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
     from onnxq.passbase import Pipeline as Pipeline
+    from onnxq.tuning import Tuning as Tuning
+    from onnxq.tuning import tune as tune
 
 # Public names and where they live; imported on first use so that `import onnxq` costs nothing.
 _HOME = {
@@ -28,6 +30,8 @@ _HOME = {
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",
     "proto_pass": "onnxq.foreign",
+    "Tuning": "onnxq.tuning",
+    "tune": "onnxq.tuning",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

@@ -105,7 +105,7 @@ def compare(
     if any(output.suspicious for output in outputs):
         causes = explain(candidate.model, candidate.source_path, plain)
         outputs = [replace(o, causes=causes.get(o.name, [])) if o.suspicious else o for o in outputs]
-    sizes = _size(float_model, reference), _size(quant_model, candidate)
+    sizes = size_of(float_model, reference), size_of(quant_model, candidate)
     notes = [f"{text}: the declarations differ, the computed shapes are the same" for text in declared.values()]
     return Comparison(source.describe(), count, outputs, *sizes, *times, notes)
 
@@ -213,7 +213,7 @@ def race(left: Runs, right: Runs, feeds: Mapping[str, Array], seconds: float = 2
     return min(times[0]), min(times[1])
 
 
-def _size(source: ModelProto | bytes | str | Path, crossing: border.Crossing) -> int:
+def size_of(source: ModelProto | bytes | str | Path, crossing: border.Crossing) -> int:
     """Bytes of a model with its external data."""
     if crossing.source_path is None:
         return len(source) if isinstance(source, bytes) else cast("ModelProto", source).ByteSize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -52,12 +53,15 @@ class Wish:
         weight: Spec of its weights, without axes.
         range: Range of what it makes, as (low, high), in the value's units; None: by calibration.
         method: Calibration method for what it makes; empty: that of the calibration.
+        dynamic: Whether its input is quantized at run time, where it can be: ``auto`` between float ops, or ``always``,
+            or ``never``.
     """
 
     activation: TensorSpec | None
     weight: TensorSpec
     range: Ends | None = None
     method: str = ""
+    dynamic: Literal["auto", "always", "never"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,6 @@ class Wishes:
         """
         wish = self.of(node)
         x, w = wish.activation, wish.weight
-        if not self.dynamic or x is None or x.symmetric or x.qtype.name != "uint8":
+        if not self.dynamic or wish.dynamic == "never" or x is None or x.symmetric or x.qtype.name != "uint8":
             return False
         return w.qtype.bits == 8 and not w.qtype.is_float and not isinstance(w.granularity, Blocked)

@@ -28,13 +28,23 @@ def estimate(model: ir.Model, values: Sequence[ir.Value], feeds: Mapping[str, Ar
     known = [_bytes(v.dtype, v.shape) for v in values]
     if None in known:
         inferred = _inferred(model, feeds)
-        known = [inferred.get(v) if size is None else size for v, size in zip(values, known, strict=True)]
+        known = [
+            _bytes(*inferred.get(v, (None, None))) if size is None else size
+            for v, size in zip(values, known, strict=True)
+        ]
     largest = max([size for size in known if size is not None] + [x.nbytes for x in feeds.values()], default=0)
     return [largest if size is None else size for size in known]
 
 
-def _inferred(model: ir.Model, feeds: Mapping[str, Array]) -> dict[ir.Value, int | None]:
-    """Bytes of the node outputs of the main graph when the inputs have the shapes of ``feeds``."""
+def inferred_dims(model: ir.Model, feeds: Mapping[str, Array]) -> dict[ir.Value, tuple[int | None, ...]]:
+    """Known shapes of the main graph's node outputs when the inputs have the shapes of ``feeds``."""
+    return {value: dims for value, (_, dims) in _inferred(model, feeds).items() if dims is not None}
+
+
+def _inferred(
+    model: ir.Model, feeds: Mapping[str, Array]
+) -> dict[ir.Value, tuple[ir.DataType, tuple[int | None, ...] | None]]:
+    """Type and shape of the node outputs of the main graph when the inputs have the shapes of ``feeds``."""
     copy = model.clone()
     for port in copy.graph.inputs:
         feed = feeds.get(port.name or "")
@@ -44,14 +54,13 @@ def _inferred(model: ir.Model, feeds: Mapping[str, Array]) -> dict[ir.Value, int
         found = Skeleton(copy).infer()
     except Exception:  # errors of onnx and of C++; without inference the estimate is coarser, that is all
         return {}
-    out: dict[ir.Value, int | None] = {}
+    out: dict[ir.Value, tuple[ir.DataType, tuple[int | None, ...] | None]] = {}
     for node, twin in zip(model.graph, copy.graph, strict=True):
         for value, other in zip(node.outputs, twin.outputs, strict=True):
             if other in found and found[other].HasField("tensor_type"):
                 tensor = found[other].tensor_type
-                dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
-                shape = dims if tensor.HasField("shape") else None
-                out[value] = _bytes(ir.DataType(tensor.elem_type), shape)
+                dims = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+                out[value] = ir.DataType(tensor.elem_type), dims if tensor.HasField("shape") else None
     return out
 
 

@@ -11,6 +11,7 @@ from onnxq.diagnostics import Severity
 from onnxq.errors import OptionError
 from onnxq.facts import Decision, Fact, Goal, Plan, Wish, Wishes
 from onnxq.look import all_nodes, onnx_op
+from onnxq.numerics.spec import TensorSpec
 from onnxq.passbase import Context, Pass
 from onnxq.planfile import Filed, read_plan
 from onnxq.planning import Planner
@@ -131,14 +132,14 @@ class MakePlan(Pass):
         banned = self._banned(model) | left | found.banned
         forced = {node for node, said in filed.decisions.items() if said.status in ("integer", "weight-only")}
         forced |= set(resolve(self.force, model) if self.force else ())
-        alone = [node for node, said in filed.decisions.items() if said.status == "weight-only"]
+        nodes = {n: w for n, said in filed.decisions.items() if (w := _filed_wish(n, said, activation, weight))}
         reads = {edge: spec for edge, spec in filed.reads.items() if edge.node not in found.activations}
         weights = {edge: spec for edge, spec in filed.weights.items() if edge.node not in found.weights}
         made = {value for node in found.activations for value in handed_on(node, banned)}
         return Wishes(
             activation, weight, banned, frozenset(forced),
             dynamic=self.dynamic == "auto", static=self.static, weight_only=self.weight_only,
-            nodes={**dict.fromkeys(alone, Wish(None, weight)), **found.nodes}, uses={**reads, **weights},
+            nodes={**nodes, **found.nodes}, uses={**reads, **weights},
             values={**{v: spec for v, spec in filed.activations.items() if v not in made}, **found.values},
             ranges={**filed.ranges, **found.ranges}, methods={**filed.methods, **found.methods},
             contrib=self.contrib,
@@ -182,6 +183,15 @@ class MakePlan(Pass):
             tables = (node for node in all_nodes(model) if onnx_op(node, "Gather"))
             out |= dict.fromkeys(tables, Decision("float", "embedding", "tables of Gather stay float, as asked"))
         return out
+
+
+def _filed_wish(node: ir.Node, said: Decision, activation: TensorSpec, weight: TensorSpec) -> Wish | None:
+    """What a plan file wants of a node beyond its specs: whether, and when, its activations are quantized."""
+    if said.status == "weight-only":
+        return Wish(None, weight)
+    if onnx_op(node, "MatMul", "Gemm") and said.status in ("integer", "dynamic"):
+        return Wish(activation, weight, dynamic="always" if said.status == "dynamic" else "never")
+    return None
 
 
 def _note_unmet(plan: Plan, filed: Filed, found: Found, ctx: Context) -> None:

@@ -58,7 +58,7 @@ class SpareSensitive(Pass):
             if self.search:
                 ctx.note("search-skipped", None, why)
             return False
-        samples = _spread(feeds.source, self.samples)
+        samples = spread_samples(feeds.source, self.samples)
         known = dict(ranges.of)
         for value, (lo, hi) in plan.fixed.items():
             known.setdefault(value, Range(lo, hi, lo, hi))
@@ -100,7 +100,7 @@ class SpareSensitive(Pass):
         return ""
 
 
-def _spread(source: Source, count: int) -> list[Sample]:
+def spread_samples(source: Source, count: int) -> list[Sample]:
     """``count`` samples spread evenly over the source, or its first ones where its length is unknown."""
     size = source.size
     if size is None or size <= count:
