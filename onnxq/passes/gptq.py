@@ -19,7 +19,7 @@ from onnxq.numerics.gptq import Curvature, Order
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.products import Product, read_product
-from onnxq.rounding import SharedWeight
+from onnxq.rounding import Scales, SharedWeight
 from onnxq.weights import weight_tensor
 from onnxq.wording import plural
 
@@ -37,8 +37,9 @@ class Gptq(Pass):
 
     Attributes:
         rounding: ``nearest`` skips the pass.
-        scales: ``keep`` them as they are, or choose them again by ``mse`` or ``hqq``, errors weighted by the energy of
-            the inputs they meet; then the pass has to stand before `guard-bias`.
+        scales: ``keep`` them; ``search`` the one of each row that leaves the least output error; or choose them by
+            ``mse`` or ``hqq``, errors weighted by the energy of the inputs they meet, as ``search`` does for blocks.
+            With new scales the pass has to stand before `guard-bias`.
         order: Inputs by falling energy (``activation``) or as they lie (``natural``).
         effort: Billions of operations that all layers together may take; 150 are some ten seconds on two cores.
         memory: Megabytes that second moments may take at a time; more needs several passes over the samples.
@@ -51,7 +52,7 @@ class Gptq(Pass):
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Encodings})
 
     rounding: Literal["gptq", "nearest"] = "gptq"
-    scales: Literal["keep", "mse", "hqq"] = "keep"
+    scales: Scales = "keep"
     order: Order = "activation"
     effort: float = 150.0
     memory: int = 512
@@ -118,15 +119,14 @@ class Gptq(Pass):
                 continue
             if last is None or last[0] != views:
                 last = views, Curvature.of(found.hessian, order=self.order)
-            better = weight if self.scales == "keep" else weight.rescaled(found, self.scales)
-            yield weight, *better.round(found, last[1])
+            yield weight, *weight.round(found.hessian, last[1], self.scales)
 
     def _affordable(self, weights: list[SharedWeight], ctx: Context) -> list[SharedWeight]:
         """The weights that fit the effort, cheapest first chosen, in graph order."""
         left = self.effort * 1e9
         chosen: set[SharedWeight] = set()
-        for weight in sorted(weights, key=lambda w: w.work):
-            left -= weight.work
+        for weight in sorted(weights, key=lambda w: w.work(self.scales)):
+            left -= weight.work(self.scales)
             if left < 0:
                 break
             chosen.add(weight)

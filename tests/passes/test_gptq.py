@@ -393,7 +393,7 @@ def test_a_recurrence_weight_without_states_stays_nearest() -> None:
     assert chosen == {"w"} and "'r' is rounded to nearest" in note.message and "linear_before_reset=0" in note.message
 
 
-@pytest.mark.parametrize("scales", ["mse", "hqq"])
+@pytest.mark.parametrize("scales", ["search", "mse", "hqq"])
 def test_scales_chosen_again(scales: str) -> None:
     """By the energy of the inputs: an outlier in an input that is nearly zero is clipped away."""
     text = head("(float[64,24] x) => (float[a,b] y)", "y = MatMul(x, w)")
