@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _OVERRIDE = re.compile(r"(?P<select>.+?):(?P<settings>[a-z-]+=.*)", re.DOTALL)
+_SIZE = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*((?P<unit>[kKmMgG])?[bB])?")
 _NEXT_KEY = re.compile(r",(?=\s*[a-z-]+=)")
 
 
@@ -151,6 +152,19 @@ def override_of(text: str) -> dict[str, Any]:
     if found is None:
         raise RecipeError(f"expected SELECTOR:key=value[,key=value], got '{text}'", file="--override")
     return {"select": found["select"], **settings(_NEXT_KEY.split(found["settings"]), f"--override {found['select']}")}
+
+
+def size_in_bytes(text: str) -> float:
+    """``5MB`` as bytes; units are B, kB, MB, GB in powers of 1000, and none is bytes.
+
+    Raises:
+        OptionError: Something else.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise OptionError(f"'{text}' is no size: a number with B, kB, MB or GB")
+    power = "bkmg".index((found["unit"] or "b").lower())
+    return float(found["number"]) * float(1000**power)
 
 
 @contextmanager

@@ -33,16 +33,33 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Answer = Callable[[list[Array]], Any]
-"""Reduces the outputs of one sample to its answer."""
+"""Reduces the outputs of one sample to its answer; an array of two axes holds one answer a row."""
 
 
 def answer_of(outputs: list[Array]) -> Array:
-    """The default answer: the arg max of each float output along its class axis, and all integers."""
+    """The default answer: the arg max of each float output along its class axis, and all integers.
+
+    Returns:
+        int64 [rows, positions], a row for each entry of the first axis where all outputs have it alike, else one row.
+    """
     found = []
     for array in outputs:
         axis = class_axis(array.shape) if array.dtype.kind == "f" else None
-        found.append(np.argmax(array, axis).ravel() if axis is not None else array.ravel())
-    return np.concatenate([a for a in found if a.dtype.kind in "iub"] or [np.zeros(0, np.int64)])
+        answer = np.argmax(array, axis) if axis is not None else array
+        if answer.dtype.kind in "iub" and answer.size:
+            found.append(answer)
+    lengths = {answer.shape[0] if answer.ndim else 1 for answer in found}
+    rows = lengths.pop() if len(lengths) == 1 else 1
+    return np.concatenate(
+        [np.zeros((rows, 0), np.int64), *(a.reshape(rows, -1).astype(np.int64) for a in found)], axis=1
+    )
+
+
+def same(a: Any, b: Any) -> tuple[int, int]:
+    """How many answers of a run of each model are equal, and how many there are: one a row of an array of two axes."""
+    if isinstance(a, np.ndarray) and a.ndim == 2 and a.shape == np.shape(b):
+        return int((a == b).all(axis=1).sum()), len(a)
+    return int(np.array_equal(a, b)), 1
 
 
 @dataclass(frozen=True)
@@ -107,19 +124,19 @@ class Bench:
             if self._exact is None:
                 self._exact = Spool(base.run(feeds) for feeds in self.source)
             meters = [Similarity() for _ in base.outputs]
-            same = self.samples = 0
+            equal = answers = self.samples = 0
             for feeds, exact in zip(self.source, self._exact, strict=True):
                 found = session.run(feeds)
                 for meter, a, b in zip(meters, exact, found, strict=True):
                     meter.add(a, b)
-                same += int(np.array_equal(self.answer(exact), self.answer(found)))
-                self.samples += 1
+                hits, rows = same(self.answer(exact), self.answer(found))
+                equal, answers, self.samples = equal + hits, answers + rows, self.samples + 1
         results = [meter.result() for meter in meters]
         broken = any(r.broken for r in results)
         ratios = [-np.inf if r.broken else r.sqnr_db for r in results if r.cosine is not None]
         noisy = [float(ratio) for ratio in ratios if ratio is not None]
         cosine = min((r.cosine for r in results if r.cosine is not None), default=1.0)
-        return Judged(min(noisy, default=None), 0.0 if broken else cosine, same / self.samples)
+        return Judged(min(noisy, default=None), 0.0 if broken else cosine, equal / max(answers, 1))
 
     def race(self, file: Path, seconds: float) -> tuple[float, float]:
         """Milliseconds of the float model and of another one, on the first sample in turn."""

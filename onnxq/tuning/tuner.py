@@ -90,8 +90,9 @@ def tune(
         max_size: Most bytes of the model.
         max_latency_ratio: Most latency, measured, as a share of the given model's.
         target: Name of a target, path of a target file, or a `Target`.
-        answer: Reduces the outputs of a sample to its answer, compared with `numpy.array_equal`; by default the arg max
-            of every output along its class axis.
+        answer: Reduces the outputs of a sample to its answer, compared with `numpy.array_equal`, row by row where it
+            is an array of two axes; by default the arg max of every output along its class axis, a row for each entry
+            of a batch.
         rounding: ``gptq`` or ``nearest``.
         samples: Take at most this many samples.
         preprocessing: How images become inputs.
