@@ -74,3 +74,35 @@ class InputMeans:
         self.total += vectors.sum(axis=0, dtype=np.float64)
         self.quantized += seen.sum(axis=0, dtype=np.float64)
         self.rows += len(vectors)
+
+
+class TwinMoments:
+    """Sums over the inputs of one product in two models at once: the float one and one that is rounded so far.
+
+    Attributes:
+        hessian: ``sum z z^T`` of the inputs z in the rounded model, as quantized; [groups or 1, inputs, inputs].
+        drift: ``sum (x - z) z^T``, x the inputs in the float model; what the rounded model has lost, as far as z shows.
+        total: ``sum x``, [groups or 1, inputs].
+        rounded: ``sum z``.
+        rows: Vectors seen.
+    """
+
+    def __init__(self, product: Product, encoding: Encoding | None = None) -> None:
+        """Start with no samples; ``encoding`` is that of the inputs, None where they stay float."""
+        groups = product.groups if product.apart else 1
+        self._product, self._encoding = product, encoding
+        self.hessian, self.drift = np.zeros((2, groups, product.inputs, product.inputs))
+        self.total, self.rounded = np.zeros((2, groups, product.inputs))
+        self.rows = 0
+
+    def add(self, x: Array, z: Array) -> None:
+        """Take one sample's inputs in the float and in the rounded model; large ones are thinned out evenly."""
+        xs, zs = (self._product.vectors(v).astype(np.float32, copy=False) for v in (x, z))
+        if self._encoding is not None:
+            zs = fake_quantize(zs, self._encoding)
+        self.total += xs.sum(axis=0, dtype=np.float64)
+        self.rounded += zs.sum(axis=0, dtype=np.float64)
+        self.rows += len(zs)
+        lost, right = (xs - zs).transpose(1, 2, 0), np.ascontiguousarray(zs.transpose(1, 0, 2))
+        self.drift += lost @ right
+        self.hessian += right.transpose(0, 2, 1) @ right

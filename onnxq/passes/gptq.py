@@ -12,18 +12,22 @@ import onnx_ir as ir
 
 from onnxq.calibration.moments import Moments
 from onnxq.calibration.runner import Run, Watch, each
+from onnxq.calibration.sources import Source
+from onnxq.edit import Namer, replace_initializer
 from onnxq.errors import OptionError
-from onnxq.facts import Edge, Encodings, Fact, Feeds, Plan
+from onnxq.facts import Axes, Edge, Encodings, Fact, Feeds, Plan, Ranges, Skips
 from onnxq.look import graph_of
 from onnxq.numerics.gptq import Curvature, Order
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
 from onnxq.products import Product, read_product
 from onnxq.rounding import Scales, SharedWeight
+from onnxq.sequential import Sequential
 from onnxq.weights import weight_tensor
 from onnxq.wording import plural
 
 View = tuple[object, ...]
+Rounded = tuple[SharedWeight, Encoding, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,9 @@ class Gptq(Pass):
         scales: ``keep`` them; ``search`` the one of each row that leaves the least output error; or choose them by
             ``mse`` or ``hqq``, errors weighted by the energy of the inputs they meet, as ``search`` does for blocks.
             With new scales the pass has to stand before `guard-bias`.
+        inputs: ``float``: of the float model, all layers in one run. ``rounded``: of the model as rounded so far, layer
+            by layer; each makes up for the errors in front of it, and its bias for their mean (`onnxq.sequential`). Two
+            runs over the samples for each layer, worth it for 4 bits in deep models.
         order: Inputs by falling energy (``activation``) or as they lie (``natural``).
         effort: Billions of operations that all layers together may take; 150 are some ten seconds on two cores.
         memory: Megabytes that second moments may take at a time; more needs several passes over the samples.
@@ -50,16 +57,18 @@ class Gptq(Pass):
     reads: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Encodings})
     maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Feeds})
     writes: ClassVar[frozenset[type[Fact]]] = frozenset({Encodings})
+    keeps: ClassVar[frozenset[type[Fact]]] = frozenset({Plan, Axes, Skips, Ranges})
 
     rounding: Literal["gptq", "nearest"] = "gptq"
     scales: Scales = "keep"
+    inputs: Literal["float", "rounded"] = "float"
     order: Order = "activation"
     effort: float = 150.0
     memory: int = 512
     samples: int = 32
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
-        """Choose the integers; the graph stays as it is.
+        """Choose the integers; True if biases were corrected, all else stays as it is.
 
         Raises:
             OptionError: Scales are to be chosen again, but biases are encoded with the old ones; or biases make up for
@@ -81,18 +90,11 @@ class Gptq(Pass):
         source = replace(feeds.source, limit=min(self.samples, feeds.source.limit or self.samples))
         shares: list[float] = []
         rounded: dict[tuple[ir.Value, int], Encoding] = {}
-        for part in self._parts(weights):
-            moments: dict[View, Moments] = {}
-            watches: dict[ir.Value, list[Watch]] = {}
-            for product in (p for weight in part for p in weight.products):
-                if product.view not in moments:
-                    moments[product.view] = Moments(product, old.activations.get(product.source))
-                    watches.setdefault(product.source, []).append(moments[product.view].add)
-            shown = {value: partial(each, tuple(adds)) for value, adds in watches.items()}
-            Run(model, source, shown, ctx, self.memory * 10**6).go()
-            for weight, encoding, share in self._round(part, moments, ctx):
-                rounded[weight.edge.value, id(weight.encoding)] = encoding
-                shares.append(share)
+        run = Sequential(model, old, source, self.order, self.scales, ctx)
+        found = run.go(weights) if self.inputs == "rounded" else self._all(weights, model, old, source, ctx)
+        for weight, encoding, share in found:
+            rounded[weight.edge.value, id(weight.encoding)] = encoding
+            shares.append(share)
         if shares:
             times = 1 / max(float(np.mean(shares)), 1e-30)
             why = (
@@ -102,11 +104,27 @@ class Gptq(Pass):
             ctx.note("gptq", None, why, layers=len(shares), times=round(times, 2))
         # Uses in bodies share the copy, though nobody observes them.
         ctx.put(replace(old, weights={e: rounded.get((e.value, id(w)), w) for e, w in old.weights.items()}))
-        return False
+        namer = Namer(model)
+        for edge, bias in run.biases.items():
+            replace_initializer(edge.value, bias, namer)
+        return bool(run.biases)
 
-    def _round(
-        self, weights: list[SharedWeight], moments: dict[View, Moments], ctx: Context
-    ) -> Iterator[tuple[SharedWeight, Encoding, float]]:
+    def _all(
+        self, weights: list[SharedWeight], model: ir.Model, encodings: Encodings, source: Source, ctx: Context
+    ) -> Iterator[Rounded]:
+        """On the inputs of the float model, as many weights at a time as the memory allows."""
+        for part in self._parts(weights):
+            moments: dict[View, Moments] = {}
+            watches: dict[ir.Value, list[Watch]] = {}
+            for product in (p for weight in part for p in weight.products):
+                if product.view not in moments:
+                    moments[product.view] = Moments(product, encodings.activations.get(product.source))
+                    watches.setdefault(product.source, []).append(moments[product.view].add)
+            shown = {value: partial(each, tuple(adds)) for value, adds in watches.items()}
+            Run(model, source, shown, ctx, self.memory * 10**6).go()
+            yield from self._round(part, moments, ctx)
+
+    def _round(self, weights: list[SharedWeight], moments: dict[View, Moments], ctx: Context) -> Iterator[Rounded]:
         """Each weight that saw samples, its encoding with integers, and the share of nearest rounding's error left."""
         last: tuple[tuple[View, ...], Curvature] | None = None
         for i, weight in enumerate(weights):
