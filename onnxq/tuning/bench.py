@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -120,17 +121,19 @@ class Bench:
 
     def judge(self, file: Path) -> Judged:
         """Run a model on all samples."""
-        with self._session(self.model) as base, self._session(file) as session:
-            if self._exact is None:
+        if self._exact is None:
+            with self._session(self.model) as base:
                 self._exact = Spool(base.run(feeds) for feeds in self.source)
-            meters = [Similarity() for _ in base.outputs]
-            equal = answers = self.samples = 0
+                self.samples = sum(1 for _ in self._exact)
+        equal = answers = 0
+        with self._session(file) as session:
+            meters = [Similarity() for _ in session.outputs]
             for feeds, exact in zip(self.source, self._exact, strict=True):
                 found = session.run(feeds)
                 for meter, a, b in zip(meters, exact, found, strict=True):
                     meter.add(a, b)
                 hits, rows = same(self.answer(exact), self.answer(found))
-                equal, answers, self.samples = equal + hits, answers + rows, self.samples + 1
+                equal, answers = equal + hits, answers + rows
         results = [meter.result() for meter in meters]
         broken = any(r.broken for r in results)
         ratios = [-np.inf if r.broken else r.sqnr_db for r in results if r.cosine is not None]
@@ -139,18 +142,22 @@ class Bench:
         return Judged(min(noisy, default=None), 0.0 if broken else cosine, equal / max(answers, 1))
 
     def race(self, file: Path, seconds: float) -> tuple[float, float]:
-        """Milliseconds of the float model and of another one, on the first sample in turn."""
+        """CPU milliseconds of the float model and of another one, on one thread, the first sample in turn.
+
+        CPU time of one thread does not count what else the machine does, so that it can be measured beside other work.
+        """
         feeds = next(iter(self.source))
-        with self._session(self.model) as base, self._session(file) as session:
-            return race(base, session, feeds, seconds)
+        alone = replace(self.runtime, threads=1)
+        with self._session(self.model, alone) as base, self._session(file, alone) as session:
+            return race(base, session, feeds, seconds, time.thread_time)
 
     @contextmanager
-    def _session(self, model: ModelProto | bytes | str | Path) -> Iterator[Session]:
+    def _session(self, model: ModelProto | bytes | str | Path, runtime: Runtime | None = None) -> Iterator[Session]:
         from onnxq.border import open_model
 
         source = Path(model) if isinstance(model, str | Path) else open_model(model).model
         try:
-            with open_session(source, self.runtime) as session:
+            with open_session(source, runtime or self.runtime) as session:
                 yield session
         except InputError as error:
             raise InputError(f"{model if isinstance(model, str | Path) else 'the model'}: {error}") from error

@@ -18,6 +18,7 @@ from onnxq.inventory import constants_of
 from onnxq.layers import Layer, read_layer
 from onnxq.look import all_graphs, attr_int, dims_of, is_constant, nbytes, onnx_op
 from onnxq.numerics.spec import Blocked, PerTensor, TensorSpec
+from onnxq.ops import channel_axis
 from onnxq.weights import weight_tensor
 
 FEW_TERMS = 48
@@ -104,13 +105,13 @@ class Costs:
     def size(self, plan: Plan) -> int:
         """Estimated bytes of all constants."""
         total = float(self._weights)
-        stored: dict[tuple[ir.Value, TensorSpec], None] = {}
+        stored: dict[tuple[ir.Value, TensorSpec], Edge] = {}
         kept: dict[ir.Value, int] = {}
         for edge, spec in plan.weights.items():
-            stored[edge.value, spec] = None
+            stored[edge.value, spec] = edge
             kept[edge.value] = kept.get(edge.value, 0) + 1
-        for value, spec in stored:
-            total += _bytes(value, spec)
+        for (_, spec), edge in stored.items():
+            total += _bytes(edge, spec)
         for value, count in kept.items():
             tensor = weight_tensor(value)
             if tensor is not None and count == len(value.uses()):
@@ -227,14 +228,13 @@ def _count(dims: tuple[int | None, ...] | None) -> float | None:
     return float(math.prod(d for d in dims if d is not None))
 
 
-def _bytes(value: ir.Value, spec: TensorSpec) -> float:
+def _bytes(edge: Edge, spec: TensorSpec) -> float:
     """Bytes of the integers of a weight, and of their scales and zero points."""
-    tensor = weight_tensor(value)
+    tensor = weight_tensor(edge.value)
     dims = [] if tensor is None else [int(d) for d in tensor.shape.numpy()]
     count, granularity = math.prod(dims), spec.granularity
-    scales = max(dims, default=1)
-    if isinstance(granularity, PerTensor):
-        scales = 1
-    elif isinstance(granularity, Blocked):
+    axis = channel_axis(edge.node, edge.index, len(dims))
+    scales = 1 if axis is None or isinstance(granularity, PerTensor) else dims[axis]
+    if isinstance(granularity, Blocked):
         scales = -(-count // granularity.size)
     return count * spec.qtype.bits / 8 + scales * (4 + spec.qtype.bits / 8)

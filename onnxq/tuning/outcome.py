@@ -89,8 +89,8 @@ class Point:
         agreement: Share of samples with the float model's answer.
         expected_db: Signal to noise ratio that the search expected.
         estimated_ratio: Latency as a share of the prepared float model's, by the table of `onnxq.tuning.costs`.
-        milliseconds: Least latency of one sample on onnxruntime's default session; None where it was not measured.
-        ratio: Measured latency as a share of the given model's, in the same rounds.
+        milliseconds: Least CPU time of one sample on one thread of onnxruntime's default session; None if not measured.
+        ratio: The same as a share of the given model's, in the same rounds.
         layers: How many layers became what.
     """
 
@@ -137,7 +137,7 @@ class Tuning:
         bounds: What was asked for.
         target: Name of the target.
         float_bytes: Size of the given model.
-        float_ms: Least latency of one sample of it, beside the last point.
+        float_ms: Least CPU time of one sample of it, beside the last point.
         points: Measured plans, cheapest first; none is beaten by another in all of size, latency and accuracy.
         chosen: Index of the plan that was taken; None where none meets the bounds.
         nearest: Index of the chosen plan, else of the one that comes nearest to the bounds.

@@ -88,7 +88,7 @@ def tune(
         min_cosine: Least cosine of every output.
         min_agreement: Least share of samples with the float model's answer.
         max_size: Most bytes of the model.
-        max_latency_ratio: Most latency, measured, as a share of the given model's.
+        max_latency_ratio: Most latency, measured (CPU time on one thread), as a share of the given model's.
         target: Name of a target, path of a target file, or a `Target`.
         answer: Reduces the outputs of a sample to its answer, compared with `numpy.array_equal`, row by row where it
             is an array of two axes; by default the arg max of every output along its class axis, a row for each entry
