@@ -37,8 +37,8 @@ def rule_of(node: Node, target: Target, wishes: Wishes) -> IntegerOp | Decision:
         what = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         return Decision("float", "no-integer-kernel", f"{target.name} has no integer kernel for {what}")
     if not set(forms) & set(rule.forms):
-        code = "not-weight-only" if only_weights else "not-static"
-        return Decision("float", code, f"{target.name} takes no {forms[0]} form of {node.op_type}")
+        why = f"{target.name} takes no {forms[0]} form of {node.op_type}"
+        return Decision("float", "not-weight-only", why) if only_weights else Decision("float", "not-static", why)
     if rule.kind == "folds" and not folds(node):
         return Decision("float", "not-from-zero", f"{node.op_type} clips elsewhere than at 0: no Q makes it redundant")
     misfit = rule.misfit({k: a.value for k, a in node.attributes.items() if not a.is_ref()})
