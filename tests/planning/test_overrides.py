@@ -307,7 +307,7 @@ def test_blocks_for_one_layer_and_back() -> None:
     ]
     out = api.quantize(proto, recipe="w4-blocked", overrides=overrides).plan["weights"]
     assert out["two:1"] == {"value": "w2", "type": "int4", "symmetric": False, "axis": None, "block_size": 16}
-    assert out["one:1"] == {"value": "w1", "type": "int4", "symmetric": True, "axis": None}
+    assert out["one:1"] == {"value": "w1", "type": "int4", "symmetric": False, "axis": None}
 
 
 def test_float() -> None:
