@@ -40,7 +40,7 @@ def _lines() -> list[tuple[Image.Image, str]]:
     return text.lines(300, 5)
 
 
-def _line_feed(line: Image.Image, width: int = 0) -> Feed:
+def line_feed(line: Image.Image, width: int = 0) -> Feed:
     """Height 48, BGR, (x / 255 - 0.5) / 0.5, zeros on the right up to ``width`` or a multiple of 32."""
     w, h = line.size
     scaled = max(16, round(48 * w / h))
@@ -67,8 +67,8 @@ RECOGNITION = Task(
     name="ocr-rec",
     title="PP-OCRv4 rec",
     model=lambda: fetch("ocr-rec"),
-    calibration=lambda: [_line_feed(line, 320) for line, _ in text.lines(48, 77)],
-    tests=lambda: [_line_feed(line) for line, _ in _lines()],
+    calibration=lambda: [line_feed(line, 320) for line, _ in text.lines(48, 77)],
+    tests=lambda: [line_feed(line) for line, _ in _lines()],
     answer=_classes,
     score=_line_score,
     compare=_same_text,

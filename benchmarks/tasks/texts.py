@@ -76,13 +76,13 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _text_feed(sentence: str) -> Feed:
+def text_feed(sentence: str) -> Feed:
     ids = np.array([_tokenizer().encode(sentence).ids], np.int64)
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
 @cache
-def _pairs() -> list[packages.Description]:
+def descriptions() -> list[packages.Description]:
     return packages.descriptions()
 
 
@@ -101,15 +101,15 @@ def _retrieval(answers: list[Array]) -> Metrics:
 
 
 def _text_tests() -> list[Feed]:
-    pairs = _pairs()[:PAIRS]
-    return [_text_feed(d.short) for d in pairs] + [_text_feed(d.long) for d in pairs]
+    pairs = descriptions()[:PAIRS]
+    return [text_feed(d.short) for d in pairs] + [text_feed(d.long) for d in pairs]
 
 
 MINILM = Task(
     name="minilm",
     title="MiniLM-L6",
     model=minilm,
-    calibration=lambda: [_text_feed(d.long) for d in _pairs()[PAIRS : PAIRS + CALIBRATION]],
+    calibration=lambda: [text_feed(d.long) for d in descriptions()[PAIRS : PAIRS + CALIBRATION]],
     tests=_text_tests,
     answer=_sentence,
     score=_retrieval,

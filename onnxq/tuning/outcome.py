@@ -209,6 +209,25 @@ def choose(points: Sequence[Point], bounds: Bounds) -> int | None:
     return max(fits, key=lambda i: (points[i].db, points[i].cosine, -points[i].estimated_ratio))
 
 
+def beaten(points: Sequence[Point], bounds: Bounds) -> set[int]:
+    """Points for which there is another one, no worse in anything: size, latency, accuracy.
+
+    Latency is the measured one where that is bounded, else the estimate.
+    """
+    by_clock = bounds.max_latency_ratio is not None
+
+    def costs(point: Point) -> tuple[float, ...]:
+        latency = point.ratio if by_clock and point.ratio is not None else point.estimated_ratio
+        return point.bytes, latency, -point.db, -point.cosine, -point.agreement
+
+    rows = [costs(point) for point in points]
+    return {
+        i
+        for i, row in enumerate(rows)
+        if any(other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows)
+    }
+
+
 def nearest(points: Sequence[Point], bounds: Bounds) -> int:
     """The point with the least shortfall."""
     return min(range(len(points)), key=lambda i: (bounds.shortfall(points[i]), i))

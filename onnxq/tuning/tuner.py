@@ -226,6 +226,9 @@ class _Run:
             if index < 0:
                 break
             self._judge(index, total)
+        order = sorted(self.points)
+        for i in outcome.beaten([self.points[i] for i in order], self.bounds):
+            del self.points[order[i]]
 
     def _between(self) -> int:
         """The point of the front half way from the best measured one to its neighbour on the wanted side, or -1."""
