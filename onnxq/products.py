@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.calibration.patches import Array, patches, thinned
+from onnxq.calibration.patches import ROWS, Array, patches, thinned
 from onnxq.facts import Edge
 from onnxq.look import attr_int, onnx_op
 from onnxq.numerics.spec import Encoding
@@ -78,7 +78,8 @@ class Product:
         """Input vectors [count, groups or 1, inputs] out of one sample of the source; a large one is thinned out."""
         node = self.edge.node
         if onnx_op(node, "Conv"):
-            rows = patches(x, node, self.dims[2:])
+            # Few inputs need few vectors, and those of a depthwise layer are as large as the kernel is.
+            rows = patches(x, node, self.dims[2:], ROWS if self.inputs > 64 or self.groups == 1 else ROWS // 4)
         elif self._state:  # [steps, directions, batch, state], or [batch, steps, directions, state]
             x = x if attr_int(node, "layout", 0) else x.swapaxes(1, 2)
             rows = thinned(x.reshape(-1, *x.shape[2:]))

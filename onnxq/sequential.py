@@ -8,14 +8,14 @@ Finetuning-Free Quantization for Asymmetric Calibration" (2025); Nagel et al. (2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.calibration.feeds import Feeds
+from onnxq.calibration import memory
 from onnxq.calibration.moments import TwinMoments
 from onnxq.calibration.sources import Source
 from onnxq.context import Context
@@ -27,9 +27,6 @@ from onnxq.numerics.gptq import DAMPING, Array, Curvature, Order
 from onnxq.numerics.spec import Encoding
 from onnxq.rounding import Scales, SharedWeight
 from onnxq.session import Runtime, open_session
-
-Reader = Callable[[Feeds], Array]
-"""Gives one sample's array of a value."""
 
 SHRINKAGE = 0.5
 """More damping for few samples: this times inputs over vectors seen."""
@@ -46,6 +43,7 @@ class Sequential:
         order: Order of the inputs.
         scales: How scales are chosen.
         ctx: Takes progress.
+        memory: Bytes that values of the float model may take, over all samples.
         biases: Filled in: corrected biases, in the shape and type of the constant, by use.
     """
 
@@ -55,13 +53,17 @@ class Sequential:
     order: Order
     scales: Scales
     ctx: Context
+    memory: int
     biases: dict[Edge, Array] = field(default_factory=dict)
+    _exact: dict[ir.Value, list[Array]] = field(default_factory=dict)
     _rounded: dict[ir.Value, tuple[ir.TensorProtocol, ir.TensorProtocol]] = field(default_factory=dict)
 
     def go(self, weights: list[SharedWeight]) -> Iterator[tuple[SharedWeight, Encoding, float]]:
         """Each weight in graph order, its encoding with integers, and the share of nearest rounding's error left."""
-        for done, stage in stages(weights, self.model):
+        found = list(stages(weights, self.model))
+        for i, (done, stage) in enumerate(found):
             self.ctx.progress("round weights", done, len(weights))
+            self._collect([later[0].products[0].source for _, later in found[i:]])
             for weight, twin in zip(stage, self._observe(stage), strict=True):
                 if twin.rows:
                     encoding, share = self._round(weight, twin)
@@ -71,35 +73,46 @@ class Sequential:
         """Moments of the stage's inputs; all its products read one value."""
         products = [weight.products[0] for weight in stage]
         source = products[0].source
-        twins: dict[tuple[object, ...], TwinMoments] = {}
-        for product in products:
-            twins.setdefault(product.view, TwinMoments(product, self.encodings.activations.get(product.source)))
-        with ExitStack() as stack:
-            sides = [stack.enter_context(self._values(source, rounded)) for rounded in (False, True)]
-            for feeds in self.source:
-                x, z = (side(feeds) for side in sides)
+        twins = {p.view: TwinMoments(p, self.encodings.activations.get(source)) for p in products}
+        exact = self._exact.pop(source)
+        with self._weights():
+            for x, (z,) in zip(exact, self._values([source]), strict=True):
                 if np.isfinite(x).all() and np.isfinite(z).all():
                     for twin in twins.values():
                         twin.add(x, z)
         return [twins[product.view] for product in products]
 
-    @contextmanager
-    def _values(self, value: ir.Value, rounded: bool) -> Iterator[Reader]:
-        """What gives one sample's value, in the float model or in the one rounded so far."""
-        if value.is_graph_input():
-            yield lambda feeds: feeds[value.name or ""]
+    def _collect(self, sources: list[ir.Value]) -> None:
+        """Values of the float model: those of the next stages that fit the memory, in one run."""
+        sources = list(dict.fromkeys(sources))
+        if sources[0] in self._exact:
             return
+        first = next(iter(self.source))
+        count = self.source.size or 1
+        room = float(self.memory)
+        chosen: list[ir.Value] = []
+        for value, size in zip(sources, memory.estimate(self.model, sources, first), strict=True):
+            room -= size * count
+            if chosen and room < 0:
+                break
+            chosen.append(value)
+        found = list(self._values(chosen))
+        self._exact = {value: [arrays[i] for arrays in found] for i, value in enumerate(chosen)}
+
+    def _values(self, values: list[ir.Value]) -> Iterator[list[Array]]:
+        """The values for each sample, in the model as it is now."""
+        made = [value for value in values if not value.is_graph_input()]
         runtime = Runtime(optimization="none", lean=True, custom_op_library=self.ctx.custom_op_library)
-        with ExitStack() as stack:
-            with self._weights(rounded):
-                session = stack.enter_context(open_session(self.model, runtime, outputs=[value]))
-            yield lambda feeds: session.run(feeds)[0]
+        with open_session(self.model, runtime, outputs=made) if made else nullcontext() as session:
+            for feeds in self.source:
+                arrays = iter(session.run(feeds) if session else [])
+                yield [feeds[v.name or ""] if v.is_graph_input() else next(arrays) for v in values]
 
     @contextmanager
-    def _weights(self, rounded: bool) -> Iterator[None]:
-        """The model with the weights and biases found so far, for a moment."""
+    def _weights(self) -> Iterator[None]:
+        """The model with the weights and biases found so far, for a while."""
         try:
-            for value, pair in self._rounded.items() if rounded else ():
+            for value, pair in self._rounded.items():
                 value.const_value = pair[1]
             yield
         finally:

@@ -20,13 +20,14 @@ def thinned(rows: Array) -> Array:
     return rows[:: -(-len(rows) // ROWS) or 1]
 
 
-def patches(x: Array, node: ir.Node, kernel: tuple[int, ...]) -> Array:
+def patches(x: Array, node: ir.Node, kernel: tuple[int, ...], count: int = ROWS) -> Array:
     """Input vectors [rows, channels * kernel size] of a convolution, at evenly spread output places.
 
     Args:
         x: One sample's input, [batch, channels, ...].
         node: The Conv.
         kernel: Sizes of the kernel.
+        count: About so many places, at most.
     """
     n = len(kernel)
     strides, dilations = attr_ints(node, "strides", [1] * n), attr_ints(node, "dilations", [1] * n)
@@ -36,7 +37,7 @@ def patches(x: Array, node: ir.Node, kernel: tuple[int, ...]) -> Array:
     x = np.pad(x, [(0, 0), (0, 0), *pads])
     windows = np.lib.stride_tricks.sliding_window_view(x, span, axis=tuple(range(2, 2 + n)))
     places = int(np.prod([(x.shape[2 + i] - span[i]) // strides[i] + 1 for i in range(n)])) * len(x)
-    thin = max(round((places / ROWS) ** (1 / n)), 1)
+    thin = max(round((places / count) ** (1 / n)), 1)
     steps = tuple(slice(None, None, s * thin) for s in strides)
     inner = tuple(slice(None, None, d) for d in dilations)
     chosen = windows[(slice(None), slice(None), *steps, *inner)]

@@ -49,7 +49,8 @@ class Gptq(Pass):
             runs over the samples for each layer, worth it for 4 bits in deep models.
         order: Inputs by falling energy (``activation``) or as they lie (``natural``).
         effort: Billions of operations that all layers together may take; 150 are some ten seconds on two cores.
-        memory: Megabytes that second moments may take at a time; more needs several passes over the samples.
+        memory: Megabytes that second moments (``rounded``: values of the float model) may take at a time; more needs
+            several passes over the samples.
         samples: Use at most this many samples.
     """
 
@@ -90,7 +91,7 @@ class Gptq(Pass):
         source = replace(feeds.source, limit=min(self.samples, feeds.source.limit or self.samples))
         shares: list[float] = []
         rounded: dict[tuple[ir.Value, int], Encoding] = {}
-        run = Sequential(model, old, source, self.order, self.scales, ctx)
+        run = Sequential(model, old, source, self.order, self.scales, ctx, self.memory * 10**6)
         found = run.go(weights) if self.inputs == "rounded" else self._all(weights, model, old, source, ctx)
         for weight, encoding, share in found:
             rounded[weight.edge.value, id(weight.encoding)] = encoding
