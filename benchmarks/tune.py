@@ -3,8 +3,8 @@
 python -m benchmarks.tune                    PP-OCRv4 rec, Magika and MiniLM
 python -m benchmarks.tune --tasks magika
 
-Plans are chosen on tuning samples at `ASKED` agreement; the result is judged on the test samples of
-`benchmarks.accuracy` against `WANTED`. Agreement is that of the decoded text, of the file type, and of the nearest
+Plans are chosen on tuning samples, at one point more agreement than is wanted; the result is judged on the test samples
+of `benchmarks.accuracy`. Agreement is that of the decoded text, of the file type, and of the nearest
 description. Prints each front and what is missed of the goals; writes ``results/tune.json``.
 """
 
@@ -15,8 +15,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from models.fetch import ROOT, NotServed
 from models.weights import Array
 from onnxq.report.tune import to_text
 
-ASKED, WANTED, FASTER, MINUTES = 0.98, 0.97, 1.3, 5.0
+ASKED = {"min_agreement": 0.98}
+WANTED, FASTER, MINUTES = 0.97, 1.3, 5.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class Case:
         samples: Samples to calibrate and to choose on, disjoint from the test samples.
         answer: What counts as an answer there.
         agreement: Share of test samples with the float model's answer, from all answers of both.
+        bounds: What is asked of the plan on the tuning samples.
     """
 
     task: Task
     samples: Callable[[], list[Feed]]
     answer: Callable[[list[Array]], Any]
     agreement: Callable[[list[Array], list[Array]], float]
+    bounds: Mapping[str, float] = field(default_factory=lambda: ASKED)
 
 
 def _lines() -> list[Feed]:
@@ -99,6 +102,8 @@ CASES = {
         _texts,
         lambda outputs: int((_bank() @ _sentence(outputs)).argmax()),
         lambda a, b: same(_nearest(a), _nearest(b)),
+        # In the test both sides of a search come from the quantized model; here one does.
+        {**ASKED, "min_cosine": 0.997},
     ),
 }
 
@@ -107,7 +112,7 @@ def tune(case: Case, out: Path) -> dict[str, Any]:
     """Tune one model and judge the result; the row for the JSON file."""
     samples = case.samples()
     start, cpu = time.perf_counter(), time.process_time()
-    found = onnxq.tune(case.task.model(), samples, output=out, min_agreement=ASKED, answer=case.answer)
+    found = onnxq.tune(case.task.model(), samples, output=out, answer=case.answer, **case.bounds)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     print(f"\n{case.task.title}\n{to_text(found)}")
     row: dict[str, Any] = {"task": case.task.name, "seconds": seconds, "cpu_seconds": cpu_seconds}
@@ -133,7 +138,7 @@ def missed(row: dict[str, Any]) -> list[str]:
     name = row["task"]
     out = []
     if "agreement" not in row:
-        return [f"{name}: no plan has {ASKED:.0%} agreement on the tuning samples"]
+        return [f"{name}: no plan meets the bounds on the tuning samples"]
     if row["agreement"] < WANTED:
         out.append(f"{name}: agreement {row['agreement']:.3f}, wanted at least {WANTED:g}")
     if row["speedup"]["1"] < FASTER:

@@ -59,14 +59,13 @@ class Noise:
             found[self.group.get(value, -1), spec] = None
         for edge, spec in plan.bridges.items():
             found[self.group.get(edge.value, -1), spec] = None
-        total = sum(self.pairs[i] * 4.0 ** (_BITS - spec.qtype.bits) for i, spec in found if i >= 0)
         planned = {i for i, _ in found}
-        for edge, spec in plan.weights.items():
-            total += self._gain(edge) * self.rounding(edge, spec)
-            if plan.decisions[edge.node].status == "dynamic":
-                i = self.group.get(edge.node.inputs[0], -1) if edge.node.inputs[0] is not None else -1
-                total += self.pairs[i] if i >= 0 and i not in planned else 0.0
-        return total
+        # What several layers read is quantized once, at run time, too.
+        inputs = {edge.node.inputs[0] for edge in plan.weights if plan.decisions[edge.node].status == "dynamic"}
+        at_run_time = {self.group[value] for value in inputs if value is not None and value in self.group} - planned
+        total = sum(self.pairs[i] * 4.0 ** (_BITS - spec.qtype.bits) for i, spec in found if i >= 0)
+        total += sum(self.pairs[i] for i in sorted(at_run_time))
+        return total + sum(self._gain(edge) * self.rounding(edge, spec) for edge, spec in plan.weights.items())
 
     def _gain(self, edge: Edge) -> float:
         """Noise of a weight acts as noise of the same share in the layer's input does; 1 where none was measured."""

@@ -13,12 +13,11 @@ from onnx import numpy_helper, parser
 
 from onnxq.calibration.sources import open_source
 from onnxq.encoding import activation_encodings
-from onnxq.facts import Edge, Encodings, Feeds, Goal, Plan, Ranges
+from onnxq.facts import Decision, Edge, Encodings, Feeds, Goal, Plan, Ranges
 from onnxq.numerics.spec import Blocked
 from onnxq.passbase import Context, run_step
 from onnxq.passes.calibrate import Calibrate
 from onnxq.passes.plan import MakePlan
-from onnxq.planning import Planner
 from onnxq.recipe import load_recipe
 from onnxq.session import Runtime
 from onnxq.trial import Trial, open_trial
@@ -141,6 +140,20 @@ def test_exact_values_say_nothing_of_weights() -> None:
     assert found(alone) == pytest.approx(found.rounding(edge, spec))
 
 
-def test_dynamic_input_counts_like_a_pair(net: Net, trial: Trial) -> None:
+def test_an_input_that_is_quantized_at_run_time_counts_like_a_pair_once(net: Net, trial: Trial) -> None:
+    """However many layers read it."""
     found = net.probe(trial)
-    assert found(Planner(net.target, net.plan.wishes).make(net.model)) == pytest.approx(found(net.plan))
+    first, second = (edge for edge in list(net.plan.weights)[:2])
+    source = first.node.inputs[0]
+    assert source is not None
+    dynamic = Decision("dynamic", "x", "x")
+    nothing: dict[str, Any] = {"activations": {}, "readers": {}, "bridges": {}}
+    pair = without_weights(net.plan, **{**nothing, "activations": {source: net.plan.activations[source]}})
+    decisions = {**net.plan.decisions, first.node: dynamic, second.node: dynamic}
+    weight = net.plan.weights[first]
+    one = replace(net.plan, **nothing, weights={first: weight}, decisions=decisions)
+    assert found(one) == pytest.approx(found(replace(pair, weights={first: weight})))
+    second.node.replace_input_with(0, source)
+    both = replace(one, weights={first: weight, second: net.plan.weights[second]})
+    rounding = found.gains[source] * found.rounding(second, net.plan.weights[second])
+    assert found(both) - found(one) == pytest.approx(rounding)
