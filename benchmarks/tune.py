@@ -55,7 +55,7 @@ class Case:
     samples: Callable[[], list[Feed]]
     answer: Callable[[list[Array]], Any]
     agreement: Callable[[list[Array], list[Array]], float]
-    bounds: Mapping[str, float] = field(default_factory=lambda: ASKED)
+    bounds: Mapping[str, Any] = field(default_factory=lambda: ASKED)
 
 
 def _lines() -> list[Feed]:

@@ -22,6 +22,7 @@ from onnxq.cli.app import COMMANDS, app
 from onnxq.passes.gptq import Gptq
 from onnxq.recipe import parse_recipe
 from onnxq.targets import list_targets, load_target
+from onnxq.tuning import tuner
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,6 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             Image.fromarray(pixels).resize((40, 32)).save(tmp_path / "images" / f"{i}.png")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(tuner, "RACE_SECONDS", 0.0)
     monkeypatch.setattr(Gptq, "run", lambda *_: False)  # most of the time, and not what the examples are about
     return tmp_path
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from onnxq.encoding import groups
-from onnxq.facts import Decision, Plan, Wish, Wishes
+from onnxq.facts import Decision, Edge, Plan, Wish, Wishes
 from onnxq.layers import Layer, read_layer
 from onnxq.look import onnx_op
 from onnxq.numerics.spec import Blocked, QType, TensorSpec
+from onnxq.planfile import plan_json
 from onnxq.planning import Planner
 from onnxq.planning.emission import may_be_dynamic
 from onnxq.targets import Target
@@ -154,3 +155,16 @@ def wishes_for(picks: Picks, parts: Sequence[Part], types: Types, base: Wishes) 
             else:
                 nodes[node] = wish
     return replace(base, nodes=nodes, banned=banned, dynamic=True)
+
+
+def becomes(plan: Plan) -> dict[ir.Node, str]:
+    """What became of each node, in words: types where integers are involved."""
+    types = {name: entry.get("types") for name, entry in plan_json(plan)["nodes"].items()}
+    out = {}
+    for node, decision in plan.decisions.items():
+        x = next(
+            (spec for i in range(len(node.inputs)) if node.inputs[i] and (spec := plan.read_by(Edge(node, i)))), None
+        )
+        words = types.get(node.name or "") or (str(x.qtype) if x is not None else decision.status)
+        out[node] = "float" if decision.status == "float" else words
+    return out

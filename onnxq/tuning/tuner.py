@@ -21,7 +21,7 @@ from onnxq.collector import relaxed
 from onnxq.comparing import size_of
 from onnxq.context import Context, Progress
 from onnxq.errors import OptionError
-from onnxq.facts import Edge, Feeds, Goal, Plan, Range, Ranges, Wishes
+from onnxq.facts import Feeds, Goal, Plan, Range, Ranges, Wishes
 from onnxq.passbase import Pipeline
 from onnxq.passes.leave_float import LeaveFloat
 from onnxq.passes.spare_sensitive import spread_samples
@@ -35,7 +35,7 @@ from onnxq.targets import Target, load_target
 from onnxq.trial import decibels, open_trial
 from onnxq.tuning import outcome
 from onnxq.tuning.bench import Answer, Bench, answer_of, file_bytes
-from onnxq.tuning.choices import Part, Types, links_of, parts_of, wishes_for
+from onnxq.tuning.choices import Part, Types, becomes, links_of, parts_of, wishes_for
 from onnxq.tuning.costs import Costs
 from onnxq.tuning.noise import Noise, probe
 from onnxq.tuning.outcome import Bounds, Point, Tuning
@@ -271,12 +271,12 @@ class _Run:
         return self.bench.folder / f"plan-{index}.onnx"
 
     def _counts(self, plan: Plan) -> dict[str, int]:
-        names = _names(plan)
+        names = becomes(plan)
         return dict(sorted(Counter(names[n] for p in self.parts for n in p.nodes).items()))
 
     def _choices(self, plan: Plan, noise: Noise) -> list[outcome.Part]:
         """What became of each part, and what it would do to the outputs alone."""
-        names, exact = _names(plan), tuple(len(p.choices) - 1 for p in self.parts)
+        names, exact = becomes(plan), tuple(len(p.choices) - 1 for p in self.parts)
         out = []
         for i, part in enumerate(self.parts):
             alone = decibels(noise(self._plan((*exact[:i], 0, *exact[i + 1 :]))))
@@ -289,16 +289,3 @@ class _Run:
         start = time.perf_counter()
         yield
         self.seconds[what] = time.perf_counter() - start
-
-
-def _names(plan: Plan) -> dict[ir.Node, str]:
-    """What became of each node, in words: types where integers are involved."""
-    types = {name: entry.get("types") for name, entry in plan_json(plan)["nodes"].items()}
-    out = {}
-    for node, decision in plan.decisions.items():
-        x = next(
-            (spec for i in range(len(node.inputs)) if node.inputs[i] and (spec := plan.read_by(Edge(node, i)))), None
-        )
-        words = types.get(node.name or "") or (str(x.qtype) if x is not None else decision.status)
-        out[node] = "float" if decision.status == "float" else words
-    return out
