@@ -166,7 +166,7 @@ def test_a_model_of_odd_layers_comes_out_as_it_was(run_model: Callable[..., Any]
 
 def test_odd_layers_padded(run_model: Callable[..., Any]) -> None:
     source = model(ODD, {"k": (6, 4, 3, 3), "w": (9, 216), "b": (9,)})
-    made = quantize(source, **{"on-odd": "pad"})
+    made = quantize(source, **{"on-odd": "pad", "inputs": "float"})
     assert all(n["status"] == "integer" for n in made.plan["nodes"].values() if n.get("layer"))
     feeds = feeds_of(source)
     exact = run_model(source, feeds)[0]
