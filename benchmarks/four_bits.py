@@ -92,6 +92,8 @@ def a8w4_variants() -> dict[str, Quantizer]:
         "A8W4 rtn": a8w4(weight_method="minmax", rounding="nearest"),
         "A8W4 mse": a8w4(weight_method="mse", rounding="nearest"),
         "A8W4 gptq": a8w4(),
+        # Zero points of weights are no part of the target ascend.
+        "A8W4 gptq asymmetric": ours("a8w4", "onnx", pack_axis="flat", symmetric="no"),
     }
 
 
