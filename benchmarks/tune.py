@@ -102,8 +102,9 @@ CASES = {
         _texts,
         lambda outputs: int((_bank() @ _sentence(outputs)).argmax()),
         lambda a, b: same(_nearest(a), _nearest(b)),
-        # In the test both sides of a search come from the quantized model; here one does.
-        {**ASKED, "min_cosine": 0.997},
+        # In the test both sides of a search come from the quantized model; here one does, which is easier. With 0.997
+        # the test samples agreed in 95.0 %: the margin was widened once after that was seen.
+        {**ASKED, "min_cosine": 0.998},
     ),
 }
 
