@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from onnxq.api import Result as Result
     from onnxq.api import quantize as quantize
     from onnxq.api import run as run
-    from onnxq.comparing import compare as compare
-    from onnxq.debugging import debug as debug
+    from onnxq.diagnosis.comparing import compare as compare
+    from onnxq.diagnosis.debugging import debug as debug
     from onnxq.foreign import proto_pass as proto_pass
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
@@ -24,8 +24,8 @@ _HOME = {
     "Result": "onnxq.api",
     "quantize": "onnxq.api",
     "run": "onnxq.api",
-    "compare": "onnxq.comparing",
-    "debug": "onnxq.debugging",
+    "compare": "onnxq.diagnosis.comparing",
+    "debug": "onnxq.diagnosis.debugging",
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",

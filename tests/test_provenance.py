@@ -5,8 +5,8 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq import border, provenance
+from onnxq.diagnosis.matching import match
 from onnxq.edit import Namer, replace_uses
-from onnxq.matching import match
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import numpy as np
 from onnxq.calibration.patches import Array
 from onnxq.numerics.affine import fake_quantize
 from onnxq.numerics.spec import Encoding
-from onnxq.products import Product
+from onnxq.rounding.products import Product
 
 
 class Moments:

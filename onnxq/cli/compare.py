@@ -30,7 +30,7 @@ def compare(
     import json
 
     from onnxq.cli._common import log, progress, sources
-    from onnxq.comparing import compare as run
+    from onnxq.diagnosis.comparing import compare as run
     from onnxq.report.compare import parts
     from onnxq.report.tables import show, stdout
 

@@ -30,7 +30,7 @@ def debug(
     import json
 
     from onnxq.cli._common import log, progress, sources
-    from onnxq.debugging import debug as run
+    from onnxq.diagnosis.debugging import debug as run
     from onnxq.report.debug import parts
     from onnxq.report.tables import show, stdout
 

@@ -17,7 +17,7 @@ from onnxq.layers import Layer, read_layer
 from onnxq.look import constant, graph_of
 from onnxq.numerics.affine import dequantize, quantize
 from onnxq.passbase import Context, Pass
-from onnxq.products import Product, read_product
+from onnxq.rounding.products import Product, read_product
 from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]

@@ -20,9 +20,9 @@ from onnxq.look import graph_of
 from onnxq.numerics.gptq import Curvature, Order
 from onnxq.numerics.spec import Encoding
 from onnxq.passbase import Context, Pass
-from onnxq.products import Product, read_product
-from onnxq.rounding import Scales, SharedWeight
-from onnxq.sequential import Sequential
+from onnxq.rounding.gptq import Scales, SharedWeight
+from onnxq.rounding.products import Product, read_product
+from onnxq.rounding.sequential import Sequential
 from onnxq.weights import weight_tensor
 from onnxq.wording import plural
 
@@ -45,8 +45,8 @@ class Gptq(Pass):
             ``mse`` or ``hqq``, errors weighted by the energy of the inputs they meet, as ``search`` does for blocks.
             With new scales the pass has to stand before `guard-bias`.
         inputs: ``float``: of the float model, all layers in one run. ``rounded``: of the model as rounded so far, layer
-            by layer; each makes up for the errors in front of it, and its bias for their mean (`onnxq.sequential`). Two
-            runs over the samples for each layer, worth it for 4 bits in deep models.
+            by layer; each makes up for the errors in front of it, and its bias for their mean
+            (`onnxq.rounding.sequential`). Two runs over the samples for each layer, worth it for 4 bits in deep models.
         order: Inputs by falling energy (``activation``) or as they lie (``natural``).
         effort: Billions of operations that all layers together may take; 150 are some ten seconds on two cores.
         memory: Megabytes that second moments (``rounded``: values of the float model) may take at a time; more needs

@@ -9,16 +9,16 @@ from typing import ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.biased import Array, Biased, read_biased
-from onnxq.biasnotes import BiasNotes
-from onnxq.correction import input_means, mean_shift
+from onnxq.biases.correction import input_means, mean_shift
+from onnxq.biases.layers import Array, Biased, read_biased
+from onnxq.biases.notes import BiasNotes
 from onnxq.errors import DataError
 from onnxq.facts import Edge, Encodings, Fact, Feeds, Goal, Plan, Ranges
 from onnxq.numerics import bias as arithmetic
 from onnxq.numerics.affine import quantize
 from onnxq.numerics.spec import Encoding, QType
 from onnxq.passbase import Context, Pass
-from onnxq.rounding import requantized
+from onnxq.rounding.gptq import requantized
 from onnxq.targets.target import BiasPolicy, BiasRules
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq import opsets
 from onnxq.diagnostics import Severity
 from onnxq.edit import Fresh, Namer, copy_metadata, nested_graphs, rename, replace_uses, uses
 from onnxq.errors import UnsupportedError
+from onnxq.opsets import upgrade as opsets
 from onnxq.passbase import Context, Pass
 from onnxq.passes.infer_shapes import InferShapes
 from onnxq.wording import plural

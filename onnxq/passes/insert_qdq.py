@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq.biased import bias_rank, stored_bias
+from onnxq.biases.layers import bias_rank, stored_bias
 from onnxq.edit import PASS_KEY, Namer, add_initializer, graph_of, remove_dead, replace_uses
 from onnxq.errors import ValidationError
 from onnxq.facts import Edge, Encodings, Fact, Goal, Plan
@@ -16,7 +16,7 @@ from onnxq.layers import Layer, read_layer
 from onnxq.look import attr_int, constant_tensor, nbytes, onnx_op
 from onnxq.numerics.spec import Encoding, PerAxis
 from onnxq.numerics.tiles import scale_shape
-from onnxq.pair_opsets import check_opset, domain_of
+from onnxq.opsets.pairs import check_opset, domain_of
 from onnxq.passbase import Context, Pass
 from onnxq.weights import Array, as_tensor, onnx_dtype, quantized_bias, quantized_weight
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import onnx_ir as ir
 from onnx import defs
 
-from onnxq import opsets
 from onnxq.edit import all_graphs, nested_graphs, remove_dead
+from onnxq.opsets import upgrade as opsets
 from onnxq.passbase import Context, Pass
 from onnxq.wording import plural
 

@@ -12,10 +12,10 @@ from onnxq.calibration.sources import Source
 from onnxq.facts import Decision, Fact, Feeds, Goal, Plan, Range, Ranges
 from onnxq.passbase import Context, Pass
 from onnxq.planning import Planner
-from onnxq.sensitivity import Search
 from onnxq.session import Runtime
-from onnxq.trial import Feeds as Sample
-from onnxq.trial import decibels, open_trial
+from onnxq.trials.sensitivity import Search
+from onnxq.trials.trial import Feeds as Sample
+from onnxq.trials.trial import decibels, open_trial
 from onnxq.wording import plural
 
 

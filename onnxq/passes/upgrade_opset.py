@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnxq import opsets
 from onnxq.diagnostics import Severity
 from onnxq.edit import all_nodes
 from onnxq.errors import OptionError, UnsupportedError
-from onnxq.opset_rewrite import NeedsShapes
+from onnxq.opsets import upgrade as opsets
+from onnxq.opsets.rewrite import NeedsShapes
 from onnxq.passbase import Context, Pass
 from onnxq.passes.infer_shapes import InferShapes
 from onnxq.wording import plural

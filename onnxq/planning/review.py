@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxq.errors import OptionError, UnsupportedError
 from onnxq.facts import Edge, Plan
 from onnxq.numerics.spec import TensorSpec
-from onnxq.pair_opsets import is_contrib
+from onnxq.opsets.pairs import is_contrib
 from onnxq.planning.checks import check_combination
 from onnxq.targets import Target
 from onnxq.wording import plural

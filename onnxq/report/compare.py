@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.comparison import Comparison
+from onnxq.diagnosis.comparison import Comparison
 from onnxq.numerics.similarity import Agreement
 from onnxq.report.tables import human_bytes, share, table
 from onnxq.report.tables import to_text as render

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.blame import Debugging, Error, Tensor
+from onnxq.diagnosis.blame import Debugging, Error, Tensor
 from onnxq.report.tables import table
 from onnxq.report.tables import to_text as render
 from onnxq.wording import plural

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnxq import api
 from onnxq.calibration.sources import Source
 from onnxq.calibration.spool import Spool
-from onnxq.comparing import race
 from onnxq.context import Progress
+from onnxq.diagnosis.comparing import race
 from onnxq.errors import InputError
 from onnxq.facts import Encodings, Fact
 from onnxq.inventory import external_files

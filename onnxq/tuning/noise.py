@@ -2,7 +2,8 @@
 
 The pass over the samples that finds the ranges also tells how much noise each pair makes where it stands, and the
 weights themselves tell how much rounding them makes. How that reaches the outputs is measured on a few samples with
-the pairs of one tensor switched on alone (`onnxq.trial`), at most `MOST_PROBES` times whatever the size of the model.
+the pairs of one tensor switched on alone (`onnxq.trials.trial`), at most `MOST_PROBES` times whatever the size of the
+model.
 Noise energies of independent roundings add up; one bit less is four times the energy.
 """
 
@@ -22,7 +23,7 @@ from onnxq.numerics.affine import fake_quantize
 from onnxq.numerics.spec import TensorSpec
 from onnxq.passes.resolve_axes import ResolveAxes
 from onnxq.targets import Target
-from onnxq.trial import Trial
+from onnxq.trials.trial import Trial
 from onnxq.weights import weight_tensor
 
 MOST_PROBES = 64

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.comparison import EXACT_DB
 from onnxq.context import Report
+from onnxq.diagnosis.comparison import EXACT_DB
 from onnxq.errors import OptionError
 
 if TYPE_CHECKING:

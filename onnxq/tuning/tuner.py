@@ -18,8 +18,8 @@ from onnxq.border import open_model
 from onnxq.calibration.memory import inferred_dims
 from onnxq.calibration.sources import Data, open_source
 from onnxq.collector import relaxed
-from onnxq.comparing import size_of
 from onnxq.context import Context, Progress
+from onnxq.diagnosis.comparing import size_of
 from onnxq.errors import OptionError
 from onnxq.facts import Feeds, Goal, Plan, Range, Ranges, Wishes
 from onnxq.passbase import Pipeline
@@ -29,10 +29,10 @@ from onnxq.planfile import plan_json
 from onnxq.planning import Planner
 from onnxq.planning.requantized import requantized
 from onnxq.recipe import load_recipe
-from onnxq.sensitivity import Search as Trials
 from onnxq.session import Runtime
 from onnxq.targets import Target, load_target
-from onnxq.trial import decibels, open_trial
+from onnxq.trials.sensitivity import Search as Trials
+from onnxq.trials.trial import decibels, open_trial
 from onnxq.tuning import outcome
 from onnxq.tuning.bench import Answer, Bench, answer_of, file_bytes
 from onnxq.tuning.choices import Part, Types, becomes, links_of, parts_of, wishes_for

@@ -17,7 +17,7 @@ from onnxq.facts import Edge
 from onnxq.numerics.affine import fake_quantize
 from onnxq.numerics.encodings import from_range
 from onnxq.numerics.spec import QTYPES, TensorSpec
-from onnxq.products import Product, read_product
+from onnxq.rounding.products import Product, read_product
 
 Array = np.ndarray[Any, Any]
 

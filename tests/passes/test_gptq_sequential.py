@@ -19,9 +19,9 @@ from onnxq.ops import channel_axis
 from onnxq.passbase import Context, run_step
 from onnxq.passes.encode import Encode
 from onnxq.passes.gptq import Gptq
-from onnxq.products import Product, read_product
-from onnxq.rounding import SharedWeight
-from onnxq.sequential import stages
+from onnxq.rounding.gptq import SharedWeight
+from onnxq.rounding.products import Product, read_product
+from onnxq.rounding.sequential import stages
 
 Array = np.ndarray[Any, Any]
 I4 = TensorSpec(QTYPES["int4"], True, PerAxis())

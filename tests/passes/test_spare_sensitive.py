@@ -25,9 +25,9 @@ from onnxq.passes.resolve_axes import ResolveAxes
 from onnxq.passes.spare_sensitive import SpareSensitive
 from onnxq.planfile import plan_json
 from onnxq.recipe import load_recipe
-from onnxq.sensitivity import Search
 from onnxq.session import Runtime
-from onnxq.trial import open_trial
+from onnxq.trials.sensitivity import Search
+from onnxq.trials.trial import open_trial
 from onnxq.wording import plural
 
 Array = np.ndarray[Any, Any]

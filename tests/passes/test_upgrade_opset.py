@@ -12,9 +12,9 @@ import onnx_ir as ir
 import pytest
 from onnx import defs, helper, parser
 
-from onnxq import opsets
 from onnxq.errors import OptionError, UnsupportedError
-from onnxq.opset_adapters import ADAPTERS
+from onnxq.opsets import upgrade as opsets
+from onnxq.opsets.adapters import ADAPTERS
 from onnxq.passbase import Context, run_step
 from onnxq.passes.upgrade_opset import UpgradeOpset
 

@@ -35,7 +35,7 @@ from onnxq.planning import Planner
 from onnxq.planning.overrides import Override
 from onnxq.recipe import parse_recipe
 from onnxq.session import Runtime
-from onnxq.trial import open_trial
+from onnxq.trials.trial import open_trial
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ from onnxq.passes.calibrate import Calibrate
 from onnxq.passes.plan import MakePlan
 from onnxq.recipe import load_recipe
 from onnxq.session import Runtime
-from onnxq.trial import Trial, open_trial
+from onnxq.trials.trial import Trial, open_trial
 from onnxq.tuning import noise as module
 from onnxq.tuning.noise import Noise, probe
 

@@ -18,17 +18,17 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq import border
-from onnxq.blame import Debugging, Error, Tensor, decibels
 from onnxq.calibration import memory as sizes
 from onnxq.calibration.sources import Data, open_source
-from onnxq.comparing import check_same_ports
 from onnxq.context import Context
+from onnxq.diagnosis.blame import Debugging, Error, Tensor, decibels
+from onnxq.diagnosis.comparing import check_same_ports
+from onnxq.diagnosis.matching import Match, match
+from onnxq.diagnosis.segments import Extension, Twins
 from onnxq.errors import OptionError, UnsupportedError
-from onnxq.matching import Match, match
 from onnxq.numerics.similarity import Similarity
 from onnxq.passes.inline_functions import InlineFunctions
 from onnxq.passes.upgrade_opset import UpgradeOpset
-from onnxq.segments import Extension, Twins
 from onnxq.session import Runtime, open_session
 
 if TYPE_CHECKING:

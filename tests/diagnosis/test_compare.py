@@ -8,8 +8,8 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.comparing import compare, race
-from onnxq.comparison import Comparison, Output
+from onnxq.diagnosis.comparing import compare, race
+from onnxq.diagnosis.comparison import Comparison, Output
 from onnxq.errors import DataError, InputError, OptionError
 from onnxq.numerics.similarity import Agreement
 from onnxq.report.compare import to_text

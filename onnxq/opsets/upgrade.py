@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnx import defs
 
 from onnxq.edit import Namer, copy_metadata, detach, nested_graphs, plain_initializers
-from onnxq.opset_adapters import ADAPTERS
-from onnxq.opset_rewrite import NeedsShapes, Refused, Rewrite
+from onnxq.opsets.adapters import ADAPTERS
+from onnxq.opsets.rewrite import NeedsShapes, Refused, Rewrite
 
 OLDEST = 6
 """The oldest opset that can be upgraded."""

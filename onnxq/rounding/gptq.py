@@ -14,7 +14,7 @@ from onnxq.numerics.encodings import from_values
 from onnxq.numerics.gptq import Array, Curvature, Order, gptq, row_errors
 from onnxq.numerics.spec import Encoding
 from onnxq.numerics.tiles import spread
-from onnxq.products import Product
+from onnxq.rounding.products import Product
 from onnxq.weights import weight_tensor
 
 Scales = Literal["keep", "search", "mse", "hqq"]

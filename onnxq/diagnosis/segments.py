@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxq.border.part import reads
+from onnxq.diagnosis.matching import Match, constants
 from onnxq.edit import Namer, add_initializer, rename
 from onnxq.look import nested_graphs, onnx_op
-from onnxq.matching import Match, constants
 from onnxq.ops import info
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
 

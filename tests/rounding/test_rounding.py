@@ -13,7 +13,7 @@ from onnxq.facts import Edge
 from onnxq.numerics.affine import quantize
 from onnxq.numerics.encodings import from_values
 from onnxq.numerics.spec import QTYPES, Blocked, Granularity, PerAxis, PerTensor, TensorSpec
-from onnxq.rounding import requantized
+from onnxq.rounding.gptq import requantized
 
 Array = np.ndarray[Any, Any]
 

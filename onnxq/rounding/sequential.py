@@ -25,7 +25,7 @@ from onnxq.look import constant
 from onnxq.numerics.affine import dequantize
 from onnxq.numerics.gptq import DAMPING, Array, Curvature, Order
 from onnxq.numerics.spec import Encoding
-from onnxq.rounding import Scales, SharedWeight
+from onnxq.rounding.gptq import Scales, SharedWeight
 from onnxq.session import Runtime, open_session
 
 SHRINKAGE = 0.5

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.comparing import compare
-from onnxq.gaps import CAUSES, explain
+from onnxq.diagnosis.comparing import compare
+from onnxq.diagnosis.gaps import CAUSES, explain
 from onnxq.report.compare import to_text
 from onnxq.session import Runtime
 
@@ -210,7 +210,7 @@ def test_nodes_in_branches_are_found():
 
 
 def test_a_gap_without_a_known_cause_is_still_a_finding(monkeypatch):
-    monkeypatch.setattr("onnxq.gaps.CAUSES", ())
+    monkeypatch.setattr("onnxq.diagnosis.gaps.CAUSES", ())
     reference, quantized, feeds, _ = weight_axis_ignored()
     (text,) = compare(reference, quantized, [feeds], latency=False).gaps()
     assert "dB worse than what the file says: no cause is known" in text

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from onnxq import ops
 from onnxq.border.part import reads
+from onnxq.diagnosis.optimized import Graphs, bias_of, dequantizer, scale_of
 from onnxq.look import attr_int, bodies, constant, constant_tensor, dims_of, nested_graphs
-from onnxq.optimized import Graphs, bias_of, dequantizer, scale_of
 from onnxq.session import Runtime, open_session
 from onnxq.states import QUANTIZE, is_q
 

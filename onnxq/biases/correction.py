@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.biased import Biased
+from onnxq.biases.layers import Biased
 from onnxq.calibration.observers import Means
 from onnxq.calibration.runner import Run
 from onnxq.calibration.sources import Source

@@ -7,8 +7,8 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import onnxq
-from onnxq.blame import Debugging, Error, Tensor
-from onnxq.debugging import debug
+from onnxq.diagnosis.blame import Debugging, Error, Tensor
+from onnxq.diagnosis.debugging import debug
 from onnxq.errors import InputError, OptionError
 from onnxq.report.debug import to_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onnxq.gaps import Finding
+from onnxq.diagnosis.gaps import Finding
 from onnxq.numerics.similarity import Agreement
 from onnxq.wording import plural
 

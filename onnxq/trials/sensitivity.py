@@ -15,7 +15,7 @@ from onnxq.look import dims_of, onnx_op
 from onnxq.planning import Planner
 from onnxq.planning.requantized import requantized
 from onnxq.targets import Target
-from onnxq.trial import Trial, decibels
+from onnxq.trials.trial import Trial, decibels
 
 # Work of an elementwise op per value, in products: it moves memory, and so does the pair around it.
 ELEMENTWISE = 8

@@ -26,7 +26,7 @@ from onnxq.passes.resolve_axes import ResolveAxes
 from onnxq.planning import Planner
 from onnxq.recipe import load_recipe
 from onnxq.session import Runtime
-from onnxq.trial import decibels, measured_values, open_trial
+from onnxq.trials.trial import decibels, measured_values, open_trial
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import constant
-from onnxq.opset_rewrite import Adapter, Refused, Rewrite
+from onnxq.opsets.rewrite import Adapter, Refused, Rewrite
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 

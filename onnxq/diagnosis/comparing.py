@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from onnxq import border
 from onnxq.calibration.sources import Data, open_source
-from onnxq.comparison import Comparison, Output
+from onnxq.diagnosis.comparison import Comparison, Output
+from onnxq.diagnosis.gaps import explain
 from onnxq.errors import InputError, OptionError, near
-from onnxq.gaps import explain
 from onnxq.inventory import external_files
 from onnxq.look import dims_of
 from onnxq.numerics.similarity import Similarity

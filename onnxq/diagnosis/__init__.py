@@ -1,0 +1,1 @@
+"""Is the quantized model still the model, and if not, where and why: compare and debug."""

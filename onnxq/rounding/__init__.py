@@ -1,0 +1,1 @@
+"""Weights to integers by more than nearest rounding: GPTQ, alone or layer by layer."""

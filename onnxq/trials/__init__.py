@@ -1,0 +1,1 @@
+"""Plans tried on samples in one float session: which layers cost accuracy."""
