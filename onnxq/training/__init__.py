@@ -1,1 +1,1 @@
-"""Training quantized models on stock onnxruntime: a differentiable surrogate of Q/DQ pairs, its gradient graph, a loop."""
+"""Training quantized models on stock onnxruntime: a differentiable twin of Q/DQ pairs, its gradient graph, a loop."""
