@@ -101,7 +101,7 @@ def fetch(name: str) -> Path:
     """
     package, item = _find(name)
     home = _home(package)
-    if not home.exists():
+    if not (home / item.path).exists():
         _download(package, home)
     return home / item.path
 
@@ -112,7 +112,8 @@ def cached(name: str) -> bool:
     Raises:
         KeyError: The list has no such name.
     """
-    return _home(_find(name)[0]).exists()
+    package, item = _find(name)
+    return (_home(package) / item.path).exists()
 
 
 def _find(name: str) -> tuple[Package, Item]:
@@ -127,7 +128,7 @@ def _home(package: Package) -> Path:
 
 
 def _download(package: Package, home: Path) -> None:
-    """Fill ``home`` with the package's listed files; it appears whole or not at all."""
+    """Fill ``home`` with the package's listed files; each appears whole or not at all."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".part-") as folder:
         work = Path(folder)
@@ -143,11 +144,14 @@ def _download(package: Package, home: Path) -> None:
                 target = work / "kept" / source.relative_to(work / "all")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(source, target)
-        try:
-            (work / "kept").rename(home)
-        except OSError:
-            if not home.exists():  # another process that finished first is fine
-                raise
+        for item in package.items:
+            target = home / item.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                (work / "kept" / item.path).rename(target)
+            except OSError:
+                if not target.exists():  # another process that finished first is fine
+                    raise
 
 
 def _pip(package: Package, work: Path) -> Path:

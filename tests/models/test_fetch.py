@@ -6,6 +6,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_only_the_listed_files_are_kept_and_fetched_once(served: Path, listed: N
     served.unlink()
     assert fetch.cached("photos")
     assert fetch.fetch("photos") == home / "photos"
+
+
+def test_a_list_that_has_grown(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = package()
+    monkeypatch.setattr(fetch, "zoo", lambda: {"tiny-zoo": replace(before, items=before.items[1:])})
+    assert fetch.fetch("photos").is_dir()
+    monkeypatch.setattr(fetch, "zoo", lambda: {"tiny-zoo": before})
+    assert fetch.cached("photos")
+    assert not fetch.cached("weights")
+    assert fetch.fetch("weights").read_bytes() == b"0123"
+    assert len(kept(tmp_path / "cache" / "zoo")) == 3
 
 
 def test_other_content_leaves_nothing(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
