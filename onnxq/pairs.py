@@ -35,6 +35,12 @@ def integer_type(node: ir.Node) -> ir.DataType | None:
     return None if node.op_type == DEQUANTIZE else ir.DataType(attr_int(node, "output_dtype", 0) or ir.DataType.UINT8)
 
 
+def float_type(node: ir.Node) -> ir.DataType:
+    """What a DequantizeLinear makes: ``output_dtype``, else the type of its scale."""
+    scale = parameter(node, 1)
+    return ir.DataType(attr_int(node, "output_dtype", 0) or (scale and scale.dtype) or ir.DataType.FLOAT)
+
+
 def read_encoding(node: ir.Node, shape: tuple[int, ...]) -> Encoding | str:
     """The encoding that a Q or DQ node stores, or in words why it has none that `onnxq.numerics` could compute with.
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxq.carry import constant_behind
 from onnxq.look import constant_tensor
-from onnxq.numerics.affine import quantize, quantize_packed
+from onnxq.numerics.affine import dequantize, quantize, quantize_packed
 from onnxq.numerics.packing import pack
 from onnxq.numerics.spec import Encoding, QType
 
@@ -62,6 +62,20 @@ def quantized_weight(value: ir.Value, encoding: Encoding) -> ir.TensorProtocol:
         return ir.Tensor(quantize(source.numpy(), encoding), dtype=onnx_dtype(qtype))
 
     return ir.LazyTensor(make, dtype=onnx_dtype(qtype), shape=shape)
+
+
+def dequantized_weight(tensor: ir.TensorProtocol, encoding: Encoding, dtype: ir.DataType) -> ir.LazyTensor:
+    """Stored integers as floats of ``dtype``, shape kept: dequantized when they are written."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.LazyTensor(
+        lambda: ir.Tensor(dequantize(tensor.numpy(), encoding, dtype.numpy())), dtype=dtype, shape=shape
+    )
+
+
+def float_name(integers: ir.Value) -> str:
+    """A name for the floats: the one that `insert-qdq` has made the integers' name of, else one made of theirs."""
+    name = integers.name or "weight"
+    return name.removesuffix("_quantized") if name.endswith("_quantized") else f"{name}_float"
 
 
 def quantized_bias(bias: Array, encoding: Encoding) -> ir.TensorProtocol:

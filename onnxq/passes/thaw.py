@@ -22,11 +22,11 @@ from onnxq.edit import (
 from onnxq.facts import Fact, Goal
 from onnxq.look import attr_int
 from onnxq.nbits import DOMAIN, OP
-from onnxq.numerics.affine import dequantize
 from onnxq.numerics.spec import Encoding
-from onnxq.pairs import at_source, carried_on, parameter, read_encoding
+from onnxq.pairs import at_source, carried_on, float_type, parameter, read_encoding
 from onnxq.passbase import Context, Pass
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
+from onnxq.weights import dequantized_weight, float_name
 from onnxq.wording import plural
 
 OUTPUT_DTYPE_SINCE = 21
@@ -81,7 +81,7 @@ class Thaw(Pass):
             if isinstance(found, str) or found.tensor.dtype == ir.DataType.INT32:
                 continue
             encoding = read_encoding(node, found.dims)
-            dtype = _float_type(node)
+            dtype = float_type(node)
             why = encoding if isinstance(encoding, str) else _inexact(encoding, dtype)
             if why or isinstance(encoding, str):
                 ctx.note("not-thawed", node, f"its weight stays integer: {why}")
@@ -102,12 +102,6 @@ class Thaw(Pass):
 
 
 _UNTYPED = f"QuantizeLinear has an output_dtype from opset {OUTPUT_DTYPE_SINCE} on"
-
-
-def _float_type(node: ir.Node) -> ir.DataType:
-    """What a DequantizeLinear makes: ``output_dtype``, else the type of its scale."""
-    scale = parameter(node, 1)
-    return ir.DataType(attr_int(node, "output_dtype", 0) or (scale and scale.dtype) or ir.DataType.FLOAT)
 
 
 def _inexact(encoding: Encoding, dtype: ir.DataType) -> str:
@@ -162,12 +156,8 @@ class _Writer:
         node.replace_input_with(0, self._made[place].outputs[0])
 
     def _float(self, old: ir.Value, tensor: ir.TensorProtocol, encoding: Encoding, dtype: ir.DataType) -> ir.Value:
-        weight = ir.LazyTensor(
-            lambda: ir.Tensor(dequantize(tensor.numpy(), encoding, dtype.numpy())),
-            dtype=dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-        )
-        return add_initializer(graph_of(old), _float_name(old), weight, self.namer)
+        weight = dequantized_weight(tensor, encoding, dtype)
+        return add_initializer(graph_of(old), float_name(old), weight, self.namer)
 
     def _quantize(self, dq: ir.Node, weight: ir.Value, dtype: ir.DataType, encoding: Encoding) -> ir.Node:
         graph, data, scale, zero = dq.graph, dq.inputs[0], dq.inputs[1], parameter(dq, 2)
@@ -199,9 +189,3 @@ class _Writer:
                 assert data.name is not None
                 del graph_of(data).initializers[data.name]
                 q.outputs[0].name = data.name
-
-
-def _float_name(integers: ir.Value) -> str:
-    """The name that `insert-qdq` has made the integers' name of, else one made of theirs."""
-    name = integers.name or "weight"
-    return name.removesuffix("_quantized") if name.endswith("_quantized") else f"{name}_float"
