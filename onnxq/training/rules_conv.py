@@ -1,0 +1,150 @@
+"""Gradients of Conv and ConvTranspose: any group, stride, dilation, pad and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import onnx
+
+from onnxq.training.rules import NoGradient, Tape, attributes, rule
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Spatial attributes with every default and ``auto_pad`` resolved; one entry per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    group: int
+
+    @property
+    def pads(self) -> list[int]:
+        """All begins, then all ends."""
+        return [*self.begin, *self.end]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of a Conv of this geometry."""
+        return {"strides": self.strides, "dilations": self.dilations, "pads": self.pads, "group": self.group}
+
+
+def _geometry(tape: Tape, node: onnx.NodeProto, small: tuple[int, ...], large: tuple[int, ...]) -> Geometry:
+    """Geometry of the convolution that maps the ``large`` spatial shape to the ``small`` one.
+
+    That is a Conv's own direction; for a ConvTranspose the input is the small side and the output the large one.
+    """
+    found = attributes(node)
+    kernel = tape.shape(node.input[1])[2:]
+    n = len(kernel)
+    strides = tuple(found.get("strides", [1] * n))
+    dilations = tuple(found.get("dilations", [1] * n))
+    pads = list(found.get("pads", [0] * 2 * n))
+    auto = found.get("auto_pad", "NOTSET")
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    if node.op_type == "ConvTranspose" and ("output_shape" in found or auto.startswith("SAME")):
+        extra = found.get("output_padding", [0] * n)
+        totals = [
+            max(0, s * (i - 1) + p + e - o) for s, i, p, e, o in zip(strides, small, extra, extents, large, strict=True)
+        ]
+        pads = _split(totals, more_at_end=auto == "SAME_UPPER")
+    elif auto.startswith("SAME"):
+        totals = [max(0, (ceil(o / s) - 1) * s + e - o) for s, e, o in zip(strides, extents, large, strict=True)]
+        pads = _split(totals, more_at_end=auto == "SAME_UPPER")
+    elif auto == "VALID":
+        pads = [0] * 2 * n
+    return Geometry(kernel, strides, dilations, tuple(pads[:n]), tuple(pads[n:]), found.get("group", 1))
+
+
+def _split(totals: Sequence[int], *, more_at_end: bool) -> list[int]:
+    less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
+    return [*less, *more] if more_at_end else [*more, *less]
+
+
+@rule("Conv")
+def conv(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
+    """Input: the transposed convolution. Weight: `_correlate`. Bias: the sum over batch and space."""
+    x, w, y = node.input[0], node.input[1], node.output[0]
+    shape, out = tape.shape(x), tape.shape(y)
+    geometry = _geometry(tape, node, out[2:], shape[2:])
+    return [
+        _transposed(tape, gradient, out[2:], w, geometry, shape[2:]) if wanted[0] else None,
+        _correlate(tape, x, shape, gradient, out, tape.shape(w), geometry) if wanted[1] else None,
+        *_bias(tape, node, gradient, wanted),
+    ]
+
+
+@rule("ConvTranspose")
+def conv_transpose(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
+    """Input: the convolution with the same weight. Weight: `_correlate` with input and gradient exchanged."""
+    x, w, y = node.input[0], node.input[1], node.output[0]
+    shape, out = tape.shape(x), tape.shape(y)
+    geometry = _geometry(tape, node, shape[2:], out[2:])
+    return [
+        tape.op("Conv", gradient, w, **_cropped(geometry, shape[2:], out[2:]).attributes) if wanted[0] else None,
+        _correlate(tape, gradient, out, x, shape, tape.shape(w), geometry) if wanted[1] else None,
+        *_bias(tape, node, gradient, wanted),
+    ]
+
+
+def _bias(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
+    if len(node.input) < 3:
+        return []
+    rank = len(tape.shape(node.output[0]))
+    return [tape.sum(gradient, [0, *range(2, rank)]) if wanted[2] else None]
+
+
+def _cropped(g: Geometry, small: tuple[int, ...], large: tuple[int, ...]) -> Geometry:
+    """The end pads for which the convolution of ``large`` has exactly the ``small`` shape (output padding aside)."""
+    ends = tuple(
+        (o - 1) * s + (k - 1) * d + 1 - i - b
+        for o, s, k, d, i, b in zip(small, g.strides, g.kernel, g.dilations, large, g.begin, strict=True)
+    )
+    return Geometry(g.kernel, g.strides, g.dilations, g.begin, ends, g.group)
+
+
+def _transposed(tape: Tape, gradient: str, small: tuple[int, ...], w: str, g: Geometry, large: tuple[int, ...]) -> str:
+    """The gradient brought back to the ``large`` side: ConvTranspose with the same weight and attributes."""
+    reached = [
+        (o - 1) * s + (k - 1) * d + 1 - b - e
+        for o, s, k, d, b, e in zip(small, g.strides, g.kernel, g.dilations, g.begin, g.end, strict=True)
+    ]
+    # Rows at the end that no window reads have gradient zero: that is what output_padding appends.
+    missing = [i - r for i, r in zip(large, reached, strict=True)]
+    if any(m < 0 for m in missing):
+        raise NoGradient("the pads do not fit the declared shapes")
+    return tape.op("ConvTranspose", gradient, w, output_padding=missing, **g.attributes)
+
+
+def _correlate(
+    tape: Tape,
+    x: str,
+    large: tuple[int, ...],
+    gradient: str,
+    small: tuple[int, ...],
+    weight: tuple[int, ...],
+    g: Geometry,
+) -> str:
+    """Weight gradient ``dW[o, i, k] = Σ_n Σ_p gradient[n, o, p] · x[n, i, p·stride + k·dilation - pad]``.
+
+    One grouped Conv whose batch is the channels within a group and whose channels are groups times batch; strides and
+    dilations change places, and windows behind the kernel are cropped.
+    """
+    n, spatial, groups = large[0], len(g.kernel), g.group
+    inner, outer = large[1] // groups, small[1]
+    rest = list(range(3, 3 + spatial))
+    # [n, groups, inner, ...] -> [inner, groups * n, ...]
+    data = tape.reshape(x, [n, groups, inner, *large[2:]])
+    data = tape.reshape(tape.transpose(data, [2, 1, 0, *rest]), [inner, groups * n, *large[2:]])
+    filters = tape.transpose(gradient, [1, 0, *range(2, 2 + spatial)])
+    fitted = _cropped(g, small[2:], large[2:])
+    product = tape.op(
+        "Conv", data, filters, strides=g.dilations, dilations=g.strides, pads=fitted.pads, group=groups
+    )  # [inner, outer, kernel...]
+    del outer, weight
+    return tape.transpose(product, [1, 0, *range(2, 2 + spatial)])
