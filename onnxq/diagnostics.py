@@ -41,6 +41,9 @@ class Diagnostic:
         message: One sentence that names the reason, and the remedy if there is one.
         numbers: The figures behind the decision, JSON-able.
         source: The pass or rule that says it.
+        help: What to do about it; empty where the message says it.
+        fix: Name of the pass that mends it; empty where none does.
+        safe: Whether that pass keeps what the model computes.
     """
 
     code: str
@@ -49,6 +52,9 @@ class Diagnostic:
     place: Place = Place()
     numbers: dict[str, Any] = field(default_factory=dict)
     source: str = ""
+    help: str = ""
+    fix: str = ""
+    safe: bool = True
 
     def __str__(self) -> str:
         where = str(self.place)

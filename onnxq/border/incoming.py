@@ -35,12 +35,14 @@ class Incoming:
         tag: The tag of the marks.
         makers: From the record that holds mark i to its tensor.
         folder: Where external data are, if anywhere.
+        payloads: What mark i stands for; None where the data are in typed fields of the caller's message.
     """
 
     shell: ModelProto
     tag: bytes
     makers: list[Maker] = field(default_factory=list)
     folder: Folder | None = None
+    payloads: list[Payload | None] = field(default_factory=list)
 
     def mark(self, record: TensorProto, maker: Maker) -> None:
         """Let a mark stand for the data of a record."""
@@ -52,7 +54,9 @@ def read_message(message: ModelProto, base_dir: Path | None) -> Incoming:
     """Take a caller's message in; it keeps its large weights, and they are only read."""
     tag = secrets.token_bytes(_TAG_BYTES)
     shell, kept = shell_of(message, tag, LIFT_BYTES)
-    return Incoming(shell, tag, [_in_message(t) for t in kept], Folder(base_dir) if base_dir else None)
+    payloads = [MessageBytes(t) if t.HasField("raw_data") else None for t in kept]
+    makers = [placed(p) if p is not None else _typed(t) for p, t in zip(payloads, kept, strict=True)]
+    return Incoming(shell, tag, makers, Folder(base_dir) if base_dir else None, [*payloads])
 
 
 def read_bytes(data: bytes, base_dir: Path | None) -> Incoming:
@@ -94,8 +98,8 @@ def placed(payload: Payload) -> Maker:
     return make
 
 
-def _in_message(tensor: TensorProto) -> Maker:
-    return placed(MessageBytes(tensor)) if tensor.HasField("raw_data") else lambda _: RecordTensor(tensor)
+def _typed(tensor: TensorProto) -> Maker:
+    return lambda _: RecordTensor(tensor)
 
 
 def _read(data: bytes | mmap, file: MappedFile | None, folder: Folder | None) -> Incoming:
@@ -112,5 +116,7 @@ def _read(data: bytes | mmap, file: MappedFile | None, folder: Folder | None) ->
         shell.ParseFromString(text)
     except DecodeError as error:
         raise InputError(f"not an ONNX model, or truncated: {odd or error}") from error
-    payloads = (FileSpan(file, a, z - a) if file else ByteSpan(bytes(data), a, z - a) for a, z in spans)
-    return Incoming(shell, tag, [placed(p) for p in payloads], folder)
+    payloads: list[Payload | None] = [
+        FileSpan(file, a, z - a) if file else ByteSpan(bytes(data), a, z - a) for a, z in spans
+    ]
+    return Incoming(shell, tag, [placed(p) for p in payloads if p is not None], folder, payloads)

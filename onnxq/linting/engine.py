@@ -1,0 +1,160 @@
+"""From a file to findings: wire rules on the message, graph rules on the IR made of it.
+
+A file that no IR can hold still gets the wire rules, and one finding that says why the others did not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnx import ModelProto
+
+from onnxq.border import incoming
+from onnxq.diagnostics import Diagnostic, Place, Severity
+from onnxq.errors import InputError
+from onnxq.linting.rule import Finding, Rule
+from onnxq.linting.selection import Selection
+from onnxq.linting.suppression import Suppressions
+from onnxq.linting.wire import Wire
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxq.linting.subject import Subject
+
+Source = ModelProto | bytes | str | PathLike[str]
+
+UNREADABLE, NOT_CARRIED, FAILED = "OQ001", "OQ002", "OQ900"
+
+
+@dataclass
+class Outcome:
+    """What was found in one model.
+
+    Attributes:
+        diagnostics: By code, and by place in the graph for each code.
+        suppressed: Findings that the model itself asks not to report.
+        model: The IR, where one could be made.
+        subject: What graph rules read, likewise.
+        findings: The findings behind the diagnostics, for fixes; those of the engine itself have none.
+    """
+
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    suppressed: int = 0
+    model: ir.Model | None = None
+    subject: Subject | None = None
+    findings: list[tuple[Rule, Finding]] = field(default_factory=list)
+
+
+def check(source: Source, selection: Selection, *, base_dir: str | PathLike[str] | None = None) -> Outcome:
+    """Run the selected rules on one model.
+
+    Args:
+        source: A message, a serialized model, or the path of one; left as it is.
+        selection: Which rules, and for which target.
+        base_dir: Folder of the external data of a message or of bytes.
+
+    Raises:
+        OptionError: A selection or target that does not exist.
+    """
+    chosen = selection.rules()
+    folder = Path(base_dir) if base_dir is not None else None
+    try:
+        shell = _read(source, folder)
+    except InputError as error:
+        return Outcome([Diagnostic(UNREADABLE, str(error), Severity.ERROR, source="unreadable")])
+    wire = Wire(shell, Path(source) if isinstance(source, (str, PathLike)) else None)
+    outcome, suppressions = Outcome(), Suppressions(wire)
+    for rule in chosen:
+        if rule.tier == "wire":
+            _run(rule, wire, outcome, suppressions)
+    if any(rule.tier == "graph" for rule in chosen):
+        _graph_rules(shell, wire, chosen, selection, outcome, suppressions)
+    for diagnostic in suppressions.unused(chosen):
+        outcome.diagnostics.append(diagnostic)
+    outcome.diagnostics.sort(key=lambda d: d.code)
+    return outcome
+
+
+def _read(source: Source, folder: Path | None) -> incoming.Incoming:
+    if isinstance(source, ModelProto):
+        return incoming.read_message(source, folder)
+    if isinstance(source, bytes):
+        return incoming.read_bytes(source, folder)
+    return incoming.read_file(Path(source))
+
+
+def _graph_rules(
+    shell: incoming.Incoming,
+    wire: Wire,
+    chosen: Sequence[Rule],
+    selection: Selection,
+    outcome: Outcome,
+    suppressions: Suppressions,
+) -> None:
+    from onnxq.border.model import build
+    from onnxq.linting.subject import Subject
+    from onnxq.targets import load_target
+
+    target = load_target(selection.target) if selection.target else None
+    try:
+        outcome.model = build(shell)
+    except InputError as error:
+        known = any(d.severity is Severity.ERROR for d in outcome.diagnostics)
+        text = f"the rules about the graph could not run: {error}"
+        severity = Severity.INFO if known else Severity.ERROR
+        outcome.diagnostics.append(Diagnostic(NOT_CARRIED, text, severity, source="not-carried"))
+        return
+    outcome.subject = Subject(outcome.model, wire, target)
+    for rule in chosen:
+        if rule.tier == "graph":
+            _run(rule, outcome.subject, outcome, suppressions)
+
+
+def _run(rule: Rule, subject: Wire | Subject, outcome: Outcome, suppressions: Suppressions) -> None:
+    try:
+        for finding in rule.check(subject):
+            place = subject.place(finding.at) if not isinstance(subject, Wire) else _wire_place(finding)
+            if suppressions.covers(rule, finding, place):
+                outcome.suppressed += 1
+                continue
+            outcome.findings.append((rule, finding))
+            outcome.diagnostics.append(_diagnostic(rule, finding, place))
+    except Exception as error:  # a bug in a rule must not hide what the others found
+        text = f"rule {rule.code} failed on this model, a bug in onnxq: {type(error).__name__}: {error}"
+        outcome.diagnostics.append(Diagnostic(FAILED, text, Severity.ERROR, source="rule-failed"))
+
+
+def _wire_place(finding: Finding) -> Place:
+    assert finding.at is None or isinstance(finding.at, Place), "a wire rule names a Place"
+    return finding.at or Place()
+
+
+def _diagnostic(rule: Rule, finding: Finding, place: Place) -> Diagnostic:
+    fix = rule.fix if finding.fixable else ""
+    return Diagnostic(
+        rule.code,
+        finding.message,
+        finding.severity or rule.severity,
+        place,
+        dict(finding.numbers),
+        rule.name,
+        finding.help,
+        fix,
+        rule.safe,
+    )
+
+
+def messages(diagnostics: Sequence[Diagnostic], at_least: Severity) -> Iterator[Diagnostic]:
+    """Those of at least one severity."""
+    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
+    yield from (d for d in diagnostics if order.index(d.severity) <= order.index(at_least))
+
+
+def with_severity(diagnostic: Diagnostic, severity: Severity) -> Diagnostic:
+    """The same at another severity."""
+    return replace(diagnostic, severity=severity)
