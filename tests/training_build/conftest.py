@@ -1,0 +1,99 @@
+"""The training build lives in an environment of its own; these fixtures run `worker.py` there, on files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+HERE = Path(__file__).resolve().parent
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class Outcome:
+    """What became of a model.
+
+    Attributes:
+        stage: How far it came: ``artifacts`` (they could not be made), ``training`` (a step failed) or ``done``.
+        error: What onnxruntime said; empty if nothing failed.
+        ops: Operators of the training model, once there is one.
+        ranges: Attributes of its FakeQuant nodes.
+        losses: Mean squared error of each step.
+        trained: File with every parameter by name, after training.
+    """
+
+    stage: str
+    error: str
+    trained: Path
+    ops: list[str] = field(default_factory=list)
+    ranges: list[list[int]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def fell(self) -> float:
+        """How many times lower the loss is in the last ten steps than in the first two."""
+        assert self.stage == "done", self.error
+        return float(np.mean(self.losses[:2]) / np.mean(self.losses[-10:]))
+
+
+class TrainingBuild:
+    """onnxruntime-training-cpu, behind a door of files.
+
+    Attributes:
+        python: Interpreter of its environment.
+        folder: Where files go; a new folder for each job.
+    """
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.python, self.folder, self._jobs = python, folder, 0
+
+    def call(self, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run Python there, with the stand-in for torch."""
+        environment = os.environ | {"PYTHONPATH": str(HERE / "stub")}
+        command = [str(self.python), *map(str, arguments)]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+    def train(
+        self,
+        model: onnx.ModelProto | Path,
+        parameters: Iterable[str],
+        x: Array,
+        target: Array,
+        *,
+        steps: int = 200,
+        rate: float = 0.01,
+        batch: int = 16,
+        threads: int = 1,
+    ) -> Outcome:
+        """Make artifacts for ``parameters`` with the mean squared error as loss; take AdamW steps."""
+        self._jobs += 1
+        folder = self.folder / f"job{self._jobs}"
+        folder.mkdir()
+        onnx.save(onnx.load(model) if isinstance(model, Path) else model, folder / "model.onnx")
+        np.savez(folder / "data.npz", x=x, target=target)
+        job = {"train": [*parameters], "steps": steps, "rate": rate, "batch": batch, "threads": threads}
+        (folder / "job.json").write_text(json.dumps(job))
+        done = self.call(HERE / "worker.py", folder)
+        assert done.returncode == 0, done.stderr
+        return Outcome(**json.loads((folder / "result.json").read_text()), trained=folder / "trained.npz")
+
+
+@pytest.fixture(scope="session")
+def training_python() -> Path:
+    """Interpreter with onnxruntime-training-cpu; `make test-training` names it."""
+    if "ONNXQ_TRAINING_PYTHON" not in os.environ:
+        pytest.skip("make test-training sets up and names the environment of the training build")
+    return Path(os.environ["ONNXQ_TRAINING_PYTHON"])
+
+
+@pytest.fixture
+def build(training_python: Path, tmp_path: Path) -> TrainingBuild:
+    return TrainingBuild(training_python, tmp_path)

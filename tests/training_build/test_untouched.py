@@ -1,0 +1,165 @@
+"""What the training build does with quantized models nobody prepared for it: two public reports and their neighbours.
+
+Each model is a Gemm or a Conv small enough to train in a second; the last opset that works, 18, is the highest that
+`to-trainable` writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, checker, helper, numpy_helper
+
+pytestmark = pytest.mark.training
+
+UNIQUE = "Expected that every QuantizeLinear node be followed by a unique DequantizeLinear node"
+WEIGHT = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+SCALES = (np.abs(WEIGHT).max(1) / 127).astype(np.float32)
+
+
+def zero_point(shape: tuple[int, ...] = (), kind: int = TensorProto.INT8, value: int = 0) -> TensorProto:
+    """In the typed field, where the training build reads it."""
+    return helper.make_tensor("z", kind, shape, [value] * int(np.prod(shape)))
+
+
+def gemm(
+    opset: int = 13,
+    *,
+    scale: Any = SCALES.max(),
+    zero: TensorProto | None = None,
+    second: list[Any] | None = None,
+    pair: list[Any] | None = None,
+    weight: Any = WEIGHT,
+) -> ModelProto:
+    """``y = x Wᵀ + b`` with a pair on W; ``second`` are nodes that stand behind it, ``pair`` others in its place."""
+    nodes = pair or [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], "quantize", axis=0),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "dequantize", axis=0),
+    ]
+    nodes = [*nodes, *(second or []), helper.make_node("Gemm", ["x", "d", "b"], ["y"], transB=1)]
+    fixed = [
+        numpy_helper.from_array(weight, "w"),
+        numpy_helper.from_array(np.asarray(scale, np.float32), "s"),
+        zero or zero_point(np.shape(scale)),
+        numpy_helper.from_array(np.zeros(8, np.float32), "b"),
+    ]
+    return finished(nodes, fixed, opset, [16], [8])
+
+
+def finished(nodes: list[Any], fixed: list[Any], opset: int, x: list[int], y: list[int]) -> ModelProto:
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", *s]) for n, s in (("x", x), ("y", y))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], fixed)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    checker.check_model(model, full_check=True)
+    return model
+
+
+def outcome(build: Any, model: ModelProto, parameters: tuple[str, ...] = ("w", "b"), steps: int = 200) -> Any:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((64, 16)).astype(np.float32)
+    target = x @ rng.standard_normal((8, 16)).astype(np.float32).T
+    return build.train(model, parameters, x, target, steps=steps, rate=0.05)
+
+
+@pytest.mark.parametrize("opset", [13, 17, 18])
+def test_one_scale_trains(build: Any, opset: int) -> None:
+    done = outcome(build, gemm(opset))
+    assert {"FakeQuant", "FakeQuantGrad"} <= set(done.ops)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(done.ops)
+    assert done.fell() > 3
+
+
+def test_a_scale_per_channel_dies_in_the_first_step(build: Any) -> None:
+    done = outcome(build, gemm(scale=SCALES))
+    assert (done.stage, done.losses) == ("training", [])
+    assert "Quantization scale must be a scalar or 1D tensor of size 1" in done.error
+
+
+def test_an_integer_model_has_no_artifacts(build: Any) -> None:
+    rng = np.random.default_rng(2)
+    fixed = [
+        helper.make_tensor("sx", TensorProto.FLOAT, [], [1 / 32]),
+        helper.make_tensor("zx", TensorProto.UINT8, [], [128]),
+        numpy_helper.from_array(rng.integers(-127, 128, (4, 2, 3, 3)).astype(np.int8), "w"),
+        helper.make_tensor("sw", TensorProto.FLOAT, [4], [0.01, 0.02, 0.03, 0.04]),
+        helper.make_tensor("zw", TensorProto.INT8, [4], [0] * 4),
+        numpy_helper.from_array(rng.integers(-99, 99, 4).astype(np.int32), "b"),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "sx", "zx"], ["qx"], "quantize"),
+        helper.make_node("QLinearConv", ["qx", "sx", "zx", "w", "sw", "zw", "sx", "zx", "b"], ["qy"], "conv"),
+        helper.make_node("DequantizeLinear", ["qy", "sx", "zx"], ["y"], "dequantize"),
+    ]
+    done = outcome(build, finished(nodes, fixed, 13, [2, 4, 4], [4, 2, 2]), ())
+    assert done.stage == "artifacts"
+    assert f"{UNIQUE}. Actual: QuantizeLinear (quantize) is followed by QLinearConv(conv)" in done.error
+
+
+def test_a_zero_point_in_raw_data_is_not_read(build: Any) -> None:
+    raw = numpy_helper.from_array(np.array(0, np.int8), "z")
+    assert raw.HasField("raw_data")
+    done = outcome(build, gemm(zero=raw))
+    assert done.stage == "artifacts"
+    assert "tensor shape size(1) does not match the data size(0)" in done.error
+
+
+def test_two_dequantizers_behind_one_quantizer(build: Any) -> None:
+    other = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["e"]),
+        helper.make_node("Abs", ["e"], ["unused"]),
+    ]
+    done = outcome(build, gemm(second=other))
+    assert done.stage == "artifacts"
+    assert "The output of QuantizeLinear (quantize) is being consumed by 2 nodes" in done.error
+
+
+def test_integers_that_go_somewhere_else(build: Any) -> None:
+    pair = [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], "quantize"),
+        helper.make_node("Reshape", ["q", "shape"], ["r"], "reshape"),
+        helper.make_node("DequantizeLinear", ["r", "s", "z"], ["d"], "dequantize"),
+    ]
+    model = gemm(pair=[helper.make_node("Constant", [], ["shape"], value_ints=[8, 16]), *pair])
+    done = outcome(build, model)
+    assert done.stage == "artifacts"
+    assert UNIQUE in done.error
+
+
+def test_opset_19_is_not_known_to_the_fusion(build: Any) -> None:
+    done = outcome(build, gemm(19))
+    assert done.stage == "artifacts"
+    assert UNIQUE in done.error
+
+
+def test_opset_21_has_no_gradient(build: Any) -> None:
+    done = outcome(build, gemm(21))
+    assert done.stage == "artifacts"
+    assert "Cannot compute the partial derivative" in done.error
+    assert "unreachable" in done.error
+
+
+def test_a_stored_integer_weight_stays_as_it_is(build: Any) -> None:
+    lone = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], "dequantize")]
+    stored = np.rint(WEIGHT / SCALES.max()).astype(np.int8)
+    model = gemm(pair=lone, weight=stored)
+    refused = outcome(build, model)
+    assert refused.stage == "artifacts"
+    assert "w" in refused.error
+    done = outcome(build, model, ("b",))
+    assert done.stage == "done", done.error
+    with np.load(done.trained) as trained:
+        assert trained["b"].any()
+        np.testing.assert_array_equal(trained["w"] if "w" in trained else stored, stored)
+
+
+@pytest.mark.parametrize(("kind", "value", "range_"), [(2, 128, [0, 255]), (3, 0, [-128, 127])])
+def test_the_range_is_that_of_eight_bits(build: Any, kind: int, value: int, range_: list[int]) -> None:
+    done = outcome(build, gemm(zero=zero_point(kind=kind, value=value)), steps=1)
+    assert done.ranges == [range_]
+
+
+def test_no_other_width_is_read(build: Any) -> None:
+    wide = gemm(21, zero=zero_point(kind=TensorProto.INT16))
+    assert outcome(build, wide).stage == "artifacts"
