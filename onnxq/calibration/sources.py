@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +22,7 @@ from onnxq.calibration.spool import Spool
 from onnxq.errors import DataError, OnnxqError, OptionError, near
 from onnxq.wording import plural
 
+T = TypeVar("T")
 Data = str | Path | Iterable[Any] | Callable[[], Iterable[Any]]
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -55,19 +56,31 @@ class Source:
         Raises:
             DataError: There is none, or one that does not fit the model.
         """
+        return self.each(self._feeds)
+
+    def each(self, take: Callable[[Any, int], T]) -> Iterator[T]:
+        """What ``take`` makes of each raw sample and its number; its errors name the sample's file.
+
+        Raises:
+            DataError: There is no sample, or whatever ``take`` raises.
+        """
         empty = True
         for index, sample in enumerate(islice(self.make(), self.limit)):
             try:
-                feeds = name_feeds(sample, self.ports, index)
-                check_feeds(self.ports, feeds, index)
+                taken = take(sample, index)
             except DataError as error:
                 if not self.files:
                     raise
                 raise DataError(f"{self.files[index]}: {error}") from None
-            yield feeds
+            yield taken
             empty = False
         if empty:
             raise DataError(f"{self.text} holds no samples")
+
+    def _feeds(self, sample: Any, index: int) -> Feeds:
+        feeds = name_feeds(sample, self.ports, index)
+        check_feeds(self.ports, feeds, index)
+        return feeds
 
     @property
     def size(self) -> int | None:
