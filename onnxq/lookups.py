@@ -7,6 +7,7 @@ rows takes 0.1 ms; its scale and zero point may be computed, so one scale a row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.edit import Namer, add_initializer, copy_metadata, replace_uses
-from onnxq.look import Array, attr_int, dims_of
+from onnxq.look import Array, attr_int, constant, dims_of, onnx_op
 from onnxq.nbits import Refused
-from onnxq.numerics.spec import Blocked, Encoding, PerTensor
+from onnxq.numerics.spec import QTYPES, Blocked, Encoding, PerAxis, PerTensor, TensorSpec
+from onnxq.numerics.tiles import scale_shape
 from onnxq.weights import as_tensor
 
 
@@ -147,6 +149,70 @@ def dequantize_behind(node: ir.Node, table: Table, namer: Namer, pass_name: str)
     graph.insert_before(node, before)
     insert_behind(node, dq, namer, f"{out.name}_quantized")
     out.type = table.integers.type
+
+
+def table_encoding(gather: ir.Node, dq: ir.Node, table: ir.TensorProtocol) -> Encoding:
+    """The encoding of a whole table whose rows a DequantizeLinear behind the look-up dequantizes.
+
+    Inverse of `dequantize_behind`: its scale and zero point are constants, or are looked up like the rows.
+
+    Args:
+        gather: Looks rows of the table up; nothing stands between.
+        dq: Dequantizes them.
+        table: The table.
+
+    Raises:
+        Refused: Scale or zero point are computed in another way, or do not fit the table.
+    """
+    dims = tuple(int(d) for d in table.shape.numpy())
+    along, qtype = looked_up(gather, len(dims)), QTYPES.get(table.dtype.name.lower())
+    scale, gathered = _source(dq.inputs[1], gather, along)
+    zero, _ = _source(dq.inputs[2], gather, along) if len(dq.inputs) > 2 else (None, gathered)
+    if qtype is None or scale is None or (zero is None and len(dq.inputs) > 2):
+        raise Refused("its scale or zero point is computed at run time")
+    granularity = _granularity(dq, gather, scale, dims, gathered)
+    zeros = np.zeros(scale.shape, qtype.carrier) if zero is None else zero.astype(qtype.carrier)
+    shape = scale_shape(dims, granularity)
+    if scale.size != math.prod(shape) or zeros.size != scale.size:
+        raise Refused(f"its scales of shape {list(scale.shape)} do not fit a table of shape {list(dims)}")
+    return Encoding(TensorSpec(qtype, not zeros.any(), granularity), scale.reshape(shape), zeros.reshape(shape))
+
+
+def _source(value: ir.Value | None, gather: ir.Node, along: int) -> tuple[Array | None, bool]:
+    """The constant behind scale or zero point, and whether it is looked up with the indices of the rows."""
+    found = constant(value)
+    node = value.producer() if value is not None else None
+    if found is None and onnx_op(node, "Squeeze") and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if found is not None or node is None or not onnx_op(node, "Gather") or node.inputs[1] is not gather.inputs[1]:
+        return found, False
+    found = constant(node.inputs[0])
+    return (found, True) if found is not None and looked_up(node, found.ndim) == along else (None, True)
+
+
+def _granularity(
+    dq: ir.Node, gather: ir.Node, scale: Array, dims: tuple[int, ...], gathered: bool
+) -> PerTensor | PerAxis | Blocked:
+    """Where in the table the scales differ."""
+    size, axis, rank = attr_int(dq, "block_size", 0), attr_int(dq, "axis", 1), len(dims)
+    if gathered:
+        short = [i for i, d in enumerate(dims) if i < scale.ndim and scale.shape[i] < d]
+        if scale.ndim != rank or len(short) != 1:
+            raise Refused(f"its scales of shape {list(scale.shape)} do not fit a table of shape {list(dims)}")
+        return Blocked(size or dims[short[0]], short[0])
+    if scale.size == 1:
+        return PerTensor()
+    along, indexed = looked_up(gather, rank), dims_of(gather.inputs[1])
+    if axis < 0:
+        axis += rank if indexed is None else rank - 1 + len(indexed)
+        axis = axis if indexed is None or axis < along else axis - len(indexed) + 1
+    elif axis >= along:
+        if indexed is None or axis < along + len(indexed):
+            raise Refused("nobody knows which axis of the table its scales belong to")
+        axis -= len(indexed) - 1
+    if size or not 0 <= axis < rank or axis == along:
+        raise Refused(f"its scales along axis {axis} do not fit a table of shape {list(dims)}")
+    return PerAxis(axis)
 
 
 def insert_behind(node: ir.Node, new: ir.Node, namer: Namer, rest: str) -> None:

@@ -8,16 +8,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import Array, constant, dims_of, onnx_op
+from onnxq.nbits import Refused as Refused
 from onnxq.numerics.spec import QTYPES, Blocked, PerAxis
 from onnxq.ops import MICROSOFT
 from onnxq.opsets.pairs import is_contrib
 
 PER_AXIS_SINCE, HALF_SINCE, BLOCKS_SINCE = 13, 19, 21
 """First opsets of ai.onnx whose pairs take an axis, scales other than float32, blocks (operator texts)."""
-
-
-class Refused(Exception):
-    """The operator has no Q/DQ form here; the text says why."""
 
 
 Stores = Callable[[str, Array], ir.Value]
