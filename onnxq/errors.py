@@ -7,6 +7,7 @@
     │   └── UnsupportedError      valid ONNX that the IR cannot carry, or an opset / type nobody here knows
     ├── CapabilityError           an installed package is too old for what was asked; names the version that brings it
     ├── DataError                 calibration data: empty, wrong names, shapes or types, NaN
+    ├── TrainingError             a training whose loss or gradients are no longer finite; names the step
     ├── ValidationError           a Q/DQ graph that breaks the pair rules; lists every place
     ├── FactError                 a pass reads a fact that no earlier pass wrote
     └── PassFailed                a pass raised something else; names the pass, chained to the cause
@@ -57,6 +58,10 @@ class CapabilityError(OnnxqError):
 
 class DataError(OnnxqError):
     """Calibration data that does not fit the model or is not finite; names tensor and sample."""
+
+
+class TrainingError(OnnxqError):
+    """A training whose loss or gradients are not finite; names step, loss and remedy."""
 
 
 class ValidationError(OnnxqError):
