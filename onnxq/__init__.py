@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onnxq.diagnosis.comparing import compare as compare
     from onnxq.diagnosis.debugging import debug as debug
     from onnxq.foreign import proto_pass as proto_pass
+    from onnxq.linting.api import lint as lint
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
     from onnxq.passbase import Pipeline as Pipeline
@@ -26,6 +27,7 @@ _HOME = {
     "run": "onnxq.api",
     "compare": "onnxq.diagnosis.comparing",
     "debug": "onnxq.diagnosis.debugging",
+    "lint": "onnxq.linting.api",
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",

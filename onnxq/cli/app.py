@@ -20,7 +20,23 @@ from onnxq.docstrings import summary
 from onnxq.errors import OnnxqError, near
 
 # In the order of the help.
-COMMANDS = ("quantize", "tune", "compare", "debug", "plan", "inspect", "run", "passes", "show", "schema", "targets")
+COMMANDS = (
+    "quantize",
+    "tune",
+    "train",
+    "compare",
+    "debug",
+    "lint",
+    "rule",
+    "verify",
+    "plan",
+    "inspect",
+    "run",
+    "passes",
+    "show",
+    "schema",
+    "targets",
+)
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 

@@ -5,8 +5,8 @@ A file that no IR can hold still gets the wire rules, and one finding that says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +40,8 @@ class Outcome:
         suppressed: Findings that the model itself asks not to report.
         model: The IR, where one could be made.
         subject: What graph rules read, likewise.
-        findings: The findings behind the diagnostics, for fixes; those of the engine itself have none.
+        findings: What rules found, for fixes.
+        reported: The diagnostic of each of them; those of the engine itself are only among ``diagnostics``.
     """
 
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Outcome:
     model: ir.Model | None = None
     subject: Subject | None = None
     findings: list[tuple[Rule, Finding]] = field(default_factory=list)
+    reported: list[Diagnostic] = field(default_factory=list)
 
 
 def check(source: Source, selection: Selection, *, base_dir: str | PathLike[str] | None = None) -> Outcome:
@@ -96,7 +98,7 @@ def _graph_rules(
     outcome: Outcome,
     suppressions: Suppressions,
 ) -> None:
-    from onnxq.border.model import build
+    from onnxq.border.model import build, left_of
     from onnxq.linting.subject import Subject
     from onnxq.targets import load_target
 
@@ -109,6 +111,8 @@ def _graph_rules(
         severity = Severity.INFO if known else Severity.ERROR
         outcome.diagnostics.append(Diagnostic(NOT_CARRIED, text, severity, source="not-carried"))
         return
+    if wire.path is not None:
+        left_of(outcome.model).source = wire.path.resolve()
     outcome.subject = Subject(outcome.model, wire, target)
     for rule in chosen:
         if rule.tier == "graph":
@@ -123,7 +127,8 @@ def _run(rule: Rule, subject: Wire | Subject, outcome: Outcome, suppressions: Su
                 outcome.suppressed += 1
                 continue
             outcome.findings.append((rule, finding))
-            outcome.diagnostics.append(_diagnostic(rule, finding, place))
+            outcome.reported.append(_diagnostic(rule, finding, place))
+            outcome.diagnostics.append(outcome.reported[-1])
     except Exception as error:  # a bug in a rule must not hide what the others found
         text = f"rule {rule.code} failed on this model, a bug in onnxq: {type(error).__name__}: {error}"
         outcome.diagnostics.append(Diagnostic(FAILED, text, Severity.ERROR, source="rule-failed"))
@@ -147,14 +152,3 @@ def _diagnostic(rule: Rule, finding: Finding, place: Place) -> Diagnostic:
         fix,
         rule.safe,
     )
-
-
-def messages(diagnostics: Sequence[Diagnostic], at_least: Severity) -> Iterator[Diagnostic]:
-    """Those of at least one severity."""
-    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
-    yield from (d for d in diagnostics if order.index(d.severity) <= order.index(at_least))
-
-
-def with_severity(diagnostic: Diagnostic, severity: Severity) -> Diagnostic:
-    """The same at another severity."""
-    return replace(diagnostic, severity=severity)
