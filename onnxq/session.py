@@ -72,14 +72,14 @@ class Session:
         self.inputs = [i.name for i in self._ort.get_inputs()]
         self.outputs = [o.name for o in self._ort.get_outputs()]
 
-    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Outputs for one set of feeds.
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
+        """Outputs for one set of feeds: all, or those that are asked for.
 
         Raises:
             InputError: onnxruntime refuses feeds or fails in a kernel.
         """
         try:
-            return list(self._ort.run(self.outputs, dict(feeds), self._run_options))
+            return list(self._ort.run(outputs or self.outputs, dict(feeds), self._run_options))
         except Exception as error:
             shapes = ", ".join(f"{k} {v.dtype}{list(v.shape)}" for k, v in feeds.items())
             raise InputError(f"onnxruntime cannot run the model with {shapes}: {_reason(error)}") from error

@@ -3,8 +3,8 @@
 One walk backwards over the nodes; each node between a parameter and the loss hands the gradient of its outputs to its
 inputs, by an own rule (`rules.RULES`) or by onnx-ad (`rules_borrowed`).
 
-A *residue* is a graph input ``r`` that is added to the output of a Clip and is not a parameter: the rounding the
-straight-through estimator does not differentiate. It stands for ``Round(c) - c``; ``c + (Round(c) - c)`` is exactly
+A *residue* is a graph input ``r``, its name ending in `RESIDUE`, that is added to a clipped value ``c``: the rounding
+that the straight-through estimator does not differentiate. It stands for ``Round(c) - c``; ``c + (Round(c) - c)`` is exactly
 ``Round(c)`` in floating point, so the addition becomes that Round and the input disappears.
 """
 
@@ -20,6 +20,8 @@ from onnxq.training import rules_conv  # noqa: F401  registers its rules
 from onnxq.training.rules import RULES, NoGradient, Tape
 from onnxq.training.rules_borrowed import borrowed, differentiable, onnx_ad, reads
 
+RESIDUE = ".residue"
+"""How the name of a residue input ends."""
 SHOWN = 20
 """Refused nodes listed by name before the message says how many more there are."""
 
@@ -59,7 +61,7 @@ def derivative(twin: onnx.ModelProto, parameters: Sequence[str], loss: str) -> o
 
 
 def settle(twin: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the twin with every ``Clip -> Add(residue)`` made ``Clip -> Round`` and the residue inputs removed."""
+    """A copy of the twin with every ``Add(c, residue)`` made ``Round(c)`` and the residue inputs removed."""
     model = onnx.ModelProto()
     model.CopyFrom(twin)
     found = residues(model.graph)
@@ -75,10 +77,7 @@ def settle(twin: onnx.ModelProto) -> onnx.ModelProto:
 
 def residues(graph: onnx.GraphProto) -> set[str]:
     """Names of the residue inputs."""
-    inputs = {value.name for value in graph.input}
-    clipped = {node.output[0] for node in graph.node if node.op_type == "Clip"}
-    adds = [node for node in graph.node if node.op_type == "Add"]
-    return {node.input[1] for node in adds if node.input[0] in clipped and node.input[1] in inputs}
+    return {value.name for value in graph.input if value.name.endswith(RESIDUE)}
 
 
 def opset_of(model: onnx.ModelProto) -> int:
