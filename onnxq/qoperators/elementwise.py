@@ -117,7 +117,7 @@ def _softmax(layout: Layout) -> Rewrite:
     def rewrite(node: ir.Node, raiser: Raiser) -> str:
         (x,) = _operands(node, raiser, layout)
         along = attr_int(node, "opset", 0) >= SOFTMAX_ALONG_AXIS_SINCE
-        axis, rank = attr_int(node, "axis", -1 if along else 1), len(dims_of(x) or ()) or None
+        axis, rank = attr_int(node, "axis", -1), len(dims_of(x) or ()) or None
         last = axis == -1 or (rank is not None and axis == rank - 1)
         if last or along is (raiser.opset >= SOFTMAX_ALONG_AXIS_SINCE):
             y = raiser.float_op(node, "Softmax", [x], {"axis": axis})
