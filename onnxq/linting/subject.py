@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxq.diagnostics import Place
@@ -176,16 +177,20 @@ class Subject:
         tensor = constant_tensor(value)
         if tensor is not None:
             return tuple(tensor.shape.numpy())
-        return dims_of(value) or self._inferred.get(value)
+        return dims_of(value) or self._inferred_dims.get(value)
 
     @cached_property
-    def _inferred(self) -> dict[ir.Value, tuple[int | None, ...]]:
+    def inferred(self) -> dict[ir.Value, onnx.TypeProto]:
+        """Types of values that follow from the operators, whatever the file declares; empty where they contradict."""
         try:
-            found = Skeleton(self.model).infer()
-        except Exception:  # onnx raises errors of its own and of C++; what contradicts itself has no shapes
+            return Skeleton(self.model).infer()
+        except Exception:  # onnx raises errors of its own and of C++; what contradicts itself has no types
             return {}
+
+    @cached_property
+    def _inferred_dims(self) -> dict[ir.Value, tuple[int | None, ...]]:
         shapes = {}
-        for value, info in found.items():
+        for value, info in self.inferred.items():
             if info.HasField("tensor_type") and info.tensor_type.HasField("shape"):
                 dims = info.tensor_type.shape.dim
                 shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)

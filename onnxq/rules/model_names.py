@@ -1,0 +1,231 @@
+"""OQ00x and OQ02x: names. Every value is defined once, before it is used, and seen where it is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from onnx import GraphProto
+
+from onnxq.diagnostics import Severity
+from onnxq.linting.rule import Finding, wire_rule
+from onnxq.linting.wire import Wire
+from onnxq.wording import plural
+
+
+@wire_rule("OQ004", "defined-twice", "error")
+def defined_twice(wire: Wire) -> Iterator[Finding]:
+    """A value is defined twice in one scope.
+
+    What it does:
+        Looks for names that two nodes, inputs or initializers of one graph or function define. An input that has an
+        initializer is one value, not two.
+
+    Why is this bad:
+        A model is in single-assignment form; which of the two is meant depends on the reader.
+
+    Use instead:
+        A name of its own for each value.
+    """
+    for scope in wire.scopes:
+        constants = [t.name for t in scope.initializers]
+        if isinstance(scope.body, GraphProto):
+            constants += [s.values.name for s in scope.body.sparse_initializer]
+        for what, names in (("input", scope.inputs), ("initializer", constants)):
+            for name, count in _doubled(names):
+                yield Finding(scope.place(value=name), f"{what} '{name}' is there {count} times")
+        defined = {*scope.inputs, *constants}
+        for node in scope.nodes:
+            for name in node.outputs:
+                if name and name in defined:
+                    yield Finding(scope.place(node, name), f"it defines '{name}', which is defined already")
+                defined.add(name)
+
+
+@wire_rule("OQ005", "node-name", "info", fix="name-nodes")
+def node_name(wire: Wire) -> Iterator[Finding]:
+    """Nodes have no name, or share one.
+
+    What it does:
+        Looks for nodes of one graph with the same name (a warning), and counts nodes without a name (an info).
+
+    Why is this bad:
+        Reports, selectors and overrides speak of nodes by name; onnxruntime's own quantizer keys on names, and takes
+        one node for the other.
+
+    Use instead:
+        A name of its own for each node.
+
+    Fix safety:
+        Safe: names mean nothing to the computation.
+    """
+    for scope in wire.scopes:
+        for name, count in _doubled([n.name for n in scope.nodes]):
+            node = next(n for n in scope.nodes if n.name == name)
+            text = f"{count} nodes have the name '{name}'"
+            yield Finding(scope.place(node), text, numbers={"nodes": count}, severity=Severity.WARNING)
+        unnamed = [n for n in scope.nodes if not n.name]
+        if unnamed:
+            text = f"{plural(len(unnamed), 'node')} without a name; the first is a {unnamed[0].op_type}"
+            yield Finding(scope.place(unnamed[0]), text, numbers={"nodes": len(unnamed)})
+
+
+@wire_rule("OQ006", "unsorted", "warning", fix="sort-nodes")
+def unsorted(wire: Wire) -> Iterator[Finding]:
+    """A node stands before the node whose value it reads.
+
+    What it does:
+        Looks for values that are used before they are defined, in each graph and function.
+
+    Why is this bad:
+        ONNX wants nodes in topological order. onnxruntime sorts them itself; onnx.checker and other runtimes refuse the
+        model.
+
+    Use instead:
+        The order of the computation.
+
+    Fix safety:
+        Safe: the order of the nodes is all that changes.
+    """
+    for scope in wire.scopes:
+        at = {name: node.index for node in scope.nodes for name in node.outputs if name}
+        for node in scope.nodes:
+            late = [name for name in node.inputs if at.get(name, -1) > node.index]
+            if late:
+                maker = scope.nodes[at[late[0]]]
+                text = f"it reads '{late[0]}', which {maker.op_type} '{maker.name}' makes further down"
+                yield Finding(scope.place(node), text, numbers={"position": node.index, "maker": maker.index})
+
+
+@wire_rule("OQ007", "undefined-value", "error")
+def undefined_value(wire: Wire) -> Iterator[Finding]:
+    """A node reads, or a graph gives out, a value that nothing defines.
+
+    What it does:
+        Looks up each name a node reads, and each output of a graph or function, in its scope and those around it.
+
+    Why is this bad:
+        The model does not load.
+
+    Use instead:
+        The name of a value that is there.
+    """
+    for scope in wire.scopes:
+        for node in scope.nodes:
+            for name in node.inputs:
+                if name and not scope.sees(name):
+                    yield Finding(scope.place(node, name), f"it reads '{name}', which nothing defines")
+        for name in scope.outputs:
+            if not scope.sees(name):
+                yield Finding(scope.place(value=name), f"nothing defines output '{name}'")
+
+
+@wire_rule("OQ013", "doubled-entry", "error")
+def doubled_entry(wire: Wire) -> Iterator[Finding]:
+    """An attribute, a metadata key or a local function is there twice.
+
+    What it does:
+        Looks for entries with the same key where only one can count.
+
+    Why is this bad:
+        Which of the two counts depends on the reader.
+
+    Use instead:
+        One entry.
+    """
+    for name, count in _doubled([e.key for e in wire.model.metadata_props]):
+        yield Finding(None, f"metadata key '{name}' is there {count} times")
+    functions = [f"{f.domain}::{f.name}{f':{f.overload}' if f.overload else ''}" for f in wire.model.functions]
+    for name, count in _doubled(functions):
+        yield Finding(None, f"function '{name}' is there {count} times")
+    for scope in wire.scopes:
+        for node in scope.nodes:
+            if len(node.proto.attribute) > 1:
+                for name, count in _doubled([a.name for a in node.proto.attribute]):
+                    yield Finding(scope.place(node), f"its attribute '{name}' is there {count} times")
+
+
+@wire_rule("OQ021", "shadowed-name", "error")
+def shadowed_name(wire: Wire) -> Iterator[Finding]:
+    """A subgraph defines a name that a graph around it defines, too.
+
+    What it does:
+        Compares the names of each If, Loop or Scan body with those of the graphs it sees.
+
+    Why is this bad:
+        ONNX forbids it, since a reader inside the body cannot tell which of the two is meant.
+
+    Use instead:
+        A name of its own.
+    """
+    for scope in wire.scopes:
+        if scope.outer is None:
+            continue
+        for name in sorted(scope.defined - {""}):
+            if scope.outer.sees(name):
+                yield Finding(scope.place(value=name), f"'{name}' is defined here and in a graph around this one")
+
+
+@wire_rule("OQ012", "unused-constant", "warning", fix="remove-unused")
+def unused_constant(wire: Wire) -> Iterator[Finding]:
+    """An initializer that nothing reads.
+
+    What it does:
+        Looks for initializers that no node of their graph, or of a graph inside it, reads, and that are no output.
+
+    Why is this bad:
+        It makes the file larger, and often tells of a rewrite that went half way: float weights beside their integers.
+
+    Use instead:
+        Leave it out.
+
+    Fix safety:
+        Safe: nothing reads it.
+    """
+    read = _read_names(wire)
+    for scope in wire.scopes:
+        outputs = set(scope.outputs)
+        for tensor in scope.initializers:
+            if tensor.name not in outputs and tensor.name not in read[scope.path]:
+                yield Finding(scope.place(value=tensor.name), f"nothing reads the initializer '{tensor.name}'")
+
+
+@wire_rule("OQ018", "dead-node", "info", fix="remove-unused")
+def dead_node(wire: Wire) -> Iterator[Finding]:
+    """A node whose values nobody reads.
+
+    What it does:
+        Looks for nodes none of whose outputs is read or is a graph output. Nodes that only feed such nodes are not
+        named: they go with them.
+
+    Why is this bad:
+        It costs time where the runtime does not remove it, and often tells of a rewrite that went half way.
+
+    Use instead:
+        Leave it out.
+
+    Fix safety:
+        Safe: nothing reads it.
+    """
+    read = _read_names(wire)
+    for scope in wire.scopes:
+        wanted = read[scope.path] | set(scope.outputs)
+        for node in scope.nodes:
+            if wanted.isdisjoint(name for name in node.outputs if name):
+                yield Finding(scope.place(node), "nothing reads what it makes")
+
+
+def _read_names(wire: Wire) -> dict[str, set[str]]:
+    """Names that the nodes of each scope, or of a scope inside it, read, and outputs of scopes inside it."""
+    read = {scope.path: {name for node in scope.nodes for name in node.inputs} for scope in wire.scopes}
+    for scope in reversed(wire.scopes):  # inner ones first
+        if scope.outer is not None:
+            read[scope.outer.path] |= read[scope.path] | set(scope.outputs)
+    return read
+
+
+def _doubled(names: list[str]) -> list[tuple[str, int]]:
+    """Names that are there more than once, with how often."""
+    if len(set(names)) == len(names):
+        return []
+    return [(name, count) for name, count in Counter(names).items() if name and count > 1]
