@@ -18,10 +18,10 @@ Feeds = dict[str, Array]
 
 @dataclass(frozen=True)
 class Port:
-    """One input of a model.
+    """One input of a model, or an output.
 
     Attributes:
-        name: Input name.
+        name: Its name.
         dtype: Element type; None when unknown or not a tensor.
         dims: Size of each dimension, its symbol, or None when nothing is said; None without a shape.
         required: False for an input with a default (an initializer of the same name).
@@ -52,14 +52,16 @@ class Port:
 
 def ports_of(model: ir.Model) -> list[Port]:
     """The inputs of a model in order, those with a default marked as not required."""
-    ports = []
-    for value in model.graph.inputs:
-        dims: tuple[int | str | None, ...] | None = None
-        if value.shape is not None:
-            dims = tuple(map(_dim, value.shape))
-        dtype = value.type.dtype if isinstance(value.type, ir.TensorType) else None
-        ports.append(Port(value.name or "", dtype, dims, not value.is_initializer()))
-    return ports
+    return [port_of(value) for value in model.graph.inputs]
+
+
+def port_of(value: ir.Value) -> Port:
+    """What is known of a model's input or output."""
+    dims: tuple[int | str | None, ...] | None = None
+    if value.shape is not None:
+        dims = tuple(map(_dim, value.shape))
+    dtype = value.type.dtype if isinstance(value.type, ir.TensorType) else None
+    return Port(value.name or "", dtype, dims, not value.is_initializer())
 
 
 def name_feeds(sample: Any, ports: Sequence[Port], index: int) -> Feeds:

@@ -81,7 +81,7 @@ def read(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             about = json.loads(stored["about"].tobytes())
             if about["format"] != FORMAT:
                 raise OptionError(f"checkpoint {path} is of format {about['format']}, not {FORMAT}: {REMEDY}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,14 @@ MEMORY = 1 << 30
 """Bytes of samples that are held in memory; more are kept on disk."""
 
 
+class _Folder:
+    """A temporary folder that goes when the object does, at the latest when Python ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="onnxq-training-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass
 class Examples:
     """Examples of one shape, any number of which make a batch. Beyond the memory limit they lie in a temporary folder.
@@ -41,7 +51,7 @@ class Examples:
     digest: str = ""
     _held: list[Example | None] = field(default_factory=list)
     _bytes: int = 0
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: _Folder | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -53,7 +63,7 @@ class Examples:
             self._held.append(example)
             return
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="onnxq-training-", ignore_cleanup_errors=True)
+            self._folder = _Folder()
         self._path(len(self._held)).write_bytes(pickle.dumps(example, protocol=5))
         self._held.append(None)
 
@@ -77,7 +87,7 @@ class Examples:
 
     def _path(self, index: int) -> Path:
         assert self._folder is not None
-        return Path(self._folder.name) / f"{index}.pickle"
+        return self._folder.path / f"{index}.pickle"
 
 
 def join(examples: Sequence[Example]) -> Example:
@@ -139,7 +149,7 @@ def read(source: Source, taker: Taker, ctx: Context) -> Examples:
     (shape, count), *others = Counter(shapes).most_common()
     if others:
         left, wanted = len(shapes) - count, ", ".join(f"{k} {list(dims)}" for k, dims, _ in shape)
-        text = f"{left} of {plural(len(shapes), 'sample')} are left out, which have other shapes than the others ({wanted})"
+        text = f"{left} of {plural(len(shapes), 'sample')} are left out, of other shapes than most ({wanted})"
         ctx.note("samples-left-out", None, f"all batches have one shape: {text}", Severity.WARNING, left_out=left)
         out.keep([i for i, s in enumerate(shapes) if s == shape])
     return out

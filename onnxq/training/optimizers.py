@@ -27,6 +27,7 @@ class Optimizer(ABC):
         kinds: What each of them is.
         factors: Learning rate of a kind as a multiple of the common one; 1 where nothing is said.
         decay: Weight decay.
+        scaling: Factors of the gradients of single scales; they matter to optimizers that depend on their size.
 
     Attributes:
         steps: Updates so far.
@@ -44,11 +45,12 @@ class Optimizer(ABC):
         *,
         factors: Mapping[Kind, float] | None = None,
         decay: float = 0.0,
+        scaling: Mapping[str, float] | None = None,
     ) -> None:
         self.steps = 0
         self.state = {part: {k: np.zeros_like(p) for k, p in parameters.items()} for part in self.parts}
         self._parameters, self._kinds, self._decay = parameters, kinds, decay
-        self._factors = factors or {}
+        self._factors, self._scaling = factors or {}, scaling or {}
 
     def update(self, gradients: Mapping[str, Array], rate: float) -> None:
         """One step.
@@ -58,24 +60,29 @@ class Optimizer(ABC):
             rate: Learning rate of this step.
         """
         self.steps += 1
-        for name, parameter in self._parameters.items():
-            kind = self._kinds[name]
-            own = np.float32(rate * self._factors.get(kind, 1.0))
-            keep = np.float32(1.0 - own * self._decay) if kind == "weight" else np.float32(1.0)
-            flat, gradient = parameter.reshape(-1), gradients[name].reshape(-1)
-            state = [self.state[part][name].reshape(-1) for part in self.parts]
-            for start in range(0, flat.size, _PIECE):
-                piece = slice(start, start + _PIECE)
-                p, g = flat[piece], gradient[piece]
-                if kind == "scale":
-                    g *= p
-                move = self._direction(g, *(s[piece] for s in state))
-                move *= own
-                if kind == "scale":
-                    p *= np.exp(np.negative(move, out=move), out=move)
-                else:
-                    p *= keep
-                    p -= move
+        with np.errstate(all="ignore"):  # whoever trains looks at loss and gradients
+            for name, parameter in self._parameters.items():
+                self._move(name, parameter.reshape(-1), gradients[name].reshape(-1), rate)
+
+    def _move(self, name: str, flat: Array, gradient: Array, rate: float) -> None:
+        kind, scaling = self._kinds[name], np.float32(self._scaling.get(name, 1.0))
+        own = np.float32(rate * self._factors.get(kind, 1.0))
+        keep = np.float32(1.0 - own * self._decay)
+        state = [self.state[part][name].reshape(-1) for part in self.parts]
+        for start in range(0, flat.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            p, g = flat[piece], gradient[piece]
+            if kind == "scale":
+                g *= scaling
+                g *= p
+            move = self._direction(g, *(s[piece] for s in state))
+            move *= own
+            if kind == "scale":
+                p *= np.exp(np.negative(move, out=move), out=move)
+                continue
+            if kind == "weight":
+                p *= keep
+            p -= move
 
     @abstractmethod
     def _direction(self, gradient: Array, *state: Array) -> Array:

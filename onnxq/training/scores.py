@@ -70,29 +70,26 @@ class Judge:
     examples: Examples
     shares: Shares
     targets: Callable[[Sequence[int], Example], Feeds]
-    reference: Callable[[Feeds], list[Array]] | None = None
+    reference: Callable[[Feeds], Feeds] | None = None
     labels: bool = False
 
     def __call__(self) -> Score:
         """The score of the parameters as they are."""
         losses, right, wrong = [], 0, 0
-        alike = [Similarity() for _ in self.outputs]
+        alike: dict[str, Similarity] = {}
         for numbers in self.shares.held_batches():
             example = self.examples.batch(numbers)
             targets = self.targets(numbers, example)
             losses.append(self.model.step(example.feeds, targets)[0])
             if self.reference is None and not self.labels:
                 continue
-            made = self.model.evaluate(example.feeds)
-            for similarity, a, b in zip(
-                alike, self.reference(example.feeds) if self.reference else [], made, strict=False
-            ):
-                similarity.add(a, b)
-            for name, array in zip(self.outputs, made, strict=True):
-                if self.labels and name in targets:
-                    hit = array.argmax(1) == targets[name]
-                    right, wrong = right + int(hit.sum()), wrong + int((~hit).sum())
-        found = [sqnr_db(s.ref2, s.noise) for s in alike if s.continuous]
+            made = dict(zip(self.outputs, self.model.evaluate(example.feeds), strict=True))
+            for name, wanted in self.reference(example.feeds).items() if self.reference else ():
+                alike.setdefault(name, Similarity()).add(wanted, made[name])
+            for name, classes in targets.items() if self.labels else ():
+                hit = made[name].argmax(1) == classes
+                right, wrong = right + int(hit.sum()), wrong + int((~hit).sum())
+        found = [sqnr_db(s.ref2, s.noise) for s in alike.values() if s.continuous]
         return Score(
             float(np.mean(losses)),
             min((db for db in found if db is not None), default=None),

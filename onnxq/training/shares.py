@@ -96,7 +96,7 @@ def divide(examples: Examples, batch: int | None, share: float, ctx: Context) ->
     return shares
 
 
-def calibration(source: Source, examples: Examples, shares: Shares) -> Source:
+def calibration_source(source: Source, examples: Examples, shares: Shares) -> Source:
     """The first training samples in batches, for ranges; held-out ones are not among them."""
     starts = range(0, min(len(shares.train), CALIBRATION), shares.batch)
     batches = [shares.train[i : i + shares.batch] for i in starts]

@@ -31,50 +31,47 @@ class Teacher:
 
     Attributes:
         session: Returns what losses compare, and the model's outputs.
-        aims: Which of the session's values the loss compares an output with, by output name.
-        shown: Which of them are the outputs.
+        aims: Which of the session's values a loss compares an output with, by output name.
+        shown: Which of them is the output.
     """
 
     session: Session
     aims: Mapping[str, int]
-    shown: Sequence[int]
+    shown: Mapping[str, int]
 
     def targets(self, feeds: Feeds) -> Feeds:
         """What a loss compares each output with, float32."""
         values = self.session.run(feeds)
-        return {name: _float32(values[i]) for name, i in self.aims.items()}
+        return {name: values[i].astype(np.float32, copy=False) for name, i in self.aims.items()}
 
-    def outputs(self, feeds: Feeds) -> list[Array]:
+    def outputs(self, feeds: Feeds) -> Feeds:
         """The model's outputs."""
         values = self.session.run(feeds)
-        return [values[i] for i in self.shown]
+        return {name: values[i] for name, i in self.shown.items()}
 
 
 @contextmanager
 def open_teacher(
     model: ir.Model, outputs: Sequence[str], inputs: Sequence[str], custom_op_library: str | None = None
 ) -> Iterator[Teacher]:
-    """A teacher for a model with these inputs and outputs.
+    """A teacher for some outputs of a model with these inputs.
 
     Raises:
-        OptionError: The teacher lacks one of the outputs, or has other inputs.
+        OptionError: The teacher lacks one of the outputs, or wants other inputs.
     """
     by_name = {v.name or "": v for v in model.graph.outputs}
     for name in outputs:
         if name not in by_name:
             raise OptionError(f"the teacher has no output '{name}'{near(name, by_name)}")
-    wanted = [v.name or "" for v in model.graph.inputs if not v.is_initializer()]
-    if missing := [name for name in wanted if name not in inputs]:
-        raise OptionError(
-            f"the teacher has an input '{missing[0]}', which the model does not have{near(missing[0], inputs)}"
-        )
-    shown = [by_name[name] for name in outputs]
-    aims = [compared(value, "distill") for value in shown]
-    values = list(dict.fromkeys([*aims, *shown]))
+    for name in (v.name or "" for v in model.graph.inputs if not v.is_initializer()):
+        if name not in inputs:
+            raise OptionError(f"the teacher wants an input '{name}', which the model does not have{near(name, inputs)}")
+    aims = {name: compared(by_name[name], "distill") for name in outputs}
+    values = list(dict.fromkeys([*aims.values(), *(by_name[name] for name in outputs)]))
+    place = {value: i for i, value in enumerate(values)}
     with open_session(model, Runtime(custom_op_library=custom_op_library), outputs=values) as session:
-        place = {value: i for i, value in enumerate(values)}
-        aimed = {name: place[value] for name, value in zip(outputs, aims, strict=True)}
-        yield Teacher(session, aimed, [place[value] for value in shown])
+        shown = {name: place[by_name[name]] for name in outputs}
+        yield Teacher(session, {name: place[value] for name, value in aims.items()}, shown)
 
 
 class Targets:
@@ -117,10 +114,6 @@ class Targets:
 def given(numbers: Sequence[int], example: Example) -> Feeds:
     """Targets that came with the data; in place of `Targets`."""
     return example.targets
-
-
-def _float32(array: Array) -> Array:
-    return array.astype(np.float32, copy=False)
 
 
 def _has_rows(array: Array, rows: int) -> bool:

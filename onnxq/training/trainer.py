@@ -83,6 +83,19 @@ class Outcome:
         """Score of the parameters that are kept."""
         return self.epochs[self.best - 1].score if self.best else self.start
 
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return {
+            "before": self.start.to_json(),
+            "after": self.end.to_json(),
+            "best_epoch": self.best,
+            "epochs": [epoch.to_json() for epoch in self.epochs],
+            "steps": self.steps,
+            "resumed_steps": self.resumed,
+            "seconds": self.seconds,
+            "steps_per_second": self.steps / self.seconds if self.seconds else None,
+        }
+
 
 @dataclass
 class Trainer:
@@ -151,16 +164,10 @@ class Trainer:
     def _step(self, step: int, numbers: Sequence[int]) -> None:
         example = self.examples.batch(numbers)
         loss, gradients = self.trainee.step(example.feeds, self.targets(numbers, example))
-        # A sum is not finite if a part is not, or if the parts are beyond all measure; neither needs memory.
-        broken = "the loss" if not np.isfinite(loss) else next(
-            (f"the gradient of '{k}'" for k, g in gradients.items() if not np.isfinite(g.sum())), ""
-        )  # fmt: skip
-        if broken:
-            what = f"loss {loss:.4g}" + ("" if broken == "the loss" else f", and {broken} is not finite")
-            text = f"step {step + 1} of {self.schedule.steps} (epoch {step // self.shares.steps + 1}): {what}"
-            raise TrainingError(
-                f"{text}: {CHECK if step == 0 else f'a lower learning rate may help (now {self.rate:g})'}"
-            )
+        if broken := _broken(loss, gradients):
+            text = f"step {step + 1} of {self.schedule.steps} (epoch {step // self.shares.steps + 1}): {broken}"
+            remedy = CHECK if step == 0 else f"a lower learning rate may help (now {self.rate:g})"
+            raise TrainingError(f"{text}: {remedy}")
         self._sum += loss
         self.optimizer.update(gradients, self.rate * self.schedule(step))
 
@@ -204,3 +211,14 @@ class Trainer:
         self.optimizer.steps = found.progress["step"]
         epochs = [Epoch(e.pop("train_loss"), Score(**e)) for e in found.progress["epochs"]]
         return Outcome(Score(**found.progress["start"]), epochs, found.progress["best"], resumed=found.progress["step"])
+
+
+def _broken(loss: float, gradients: Mapping[str, Array]) -> str:
+    """What is not finite; ``""`` if all is."""
+    if not np.isfinite(loss):
+        return f"the loss is {loss}"
+    with np.errstate(all="ignore"):
+        for name, gradient in gradients.items():
+            if not np.isfinite(gradient.sum()):  # so is every part then; needs no memory
+                return f"the loss is {loss:.4g}, and the gradient of '{name}' is not finite"
+    return ""
