@@ -29,9 +29,10 @@ def list_parts(targets: list[Target]) -> list[RenderableType]:
 
 def target_parts(target: Target) -> list[RenderableType]:
     """One target in full: types, then ops by kind with what they ask for."""
+    newest = target.newest_ir_version
     rows = [
         ("opset", f"{target.opset.min} to {target.opset.max}, older models become {target.opset.default}"),
-        ("IR version", f"at least {target.ir_version}"),
+        ("IR version", f"at least {target.ir_version}" + (f", at most {newest}" if newest else "")),
         ("float types", ", ".join(target.float_types)),
     ]
     for role, rules in (("activations", target.activations), ("weights", target.weights)):

@@ -171,6 +171,7 @@ class Target:
         axis_form: ``native``: the channel axis stays where it is; ``canonical``: Transposes put it at 1.
         integer_kernels: Types that run on integers, where these are fewer than those that load.
         contrib: Whether it knows onnxruntime's own pairs (com.microsoft), which need no opset.
+        newest_ir_version: The newest IR version it loads; 0 is any.
         weight_zero_point: Whether weight pairs carry a zero point even where it is 0; ``false`` leaves it out and
             writes ``output_dtype`` instead.
     """
@@ -196,6 +197,7 @@ class Target:
     weight_zero_point: bool = True
     integer_kernels: IntegerKernels | None = None
     contrib: bool = False
+    newest_ir_version: int = 0
 
     def activation_spec(self, qtype: str | None = None) -> TensorSpec:
         """The spec of activations, of the default or of a requested type.

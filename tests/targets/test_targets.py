@@ -27,12 +27,14 @@ def test_built_in_targets_load(name):
     target = load_target(name)
     assert target.name == name and target.description
     assert target.activation_spec().granularity == PerTensor() and not target.activation_spec().symmetric
-    assert target.weight_spec().symmetric and target.weight_spec().granularity == PerAxis()
+    per_tensor = name == "ort-training"
+    assert target.weight_spec().symmetric
+    assert target.weight_spec().granularity == (PerTensor() if per_tensor else PerAxis())
     assert {"Conv", "Gemm", "MatMul"} <= set(target.integer_ops)
 
 
 def test_the_set_of_built_in_targets():
-    assert list_targets() == ["ascend", "onnx", "ort-cpu"]
+    assert list_targets() == ["ascend", "onnx", "ort-cpu", "ort-training"]
 
 
 def test_ort_cpu_keeps_the_measured_rules():

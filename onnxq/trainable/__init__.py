@@ -1,0 +1,1 @@
+"""Quantized models for onnxruntime's training build: what it cannot train, rewritten so that it can, and back."""
