@@ -11,6 +11,8 @@ import onnx_ir as ir
 from onnxq.edit import Namer, all_nodes, nested_graphs, plain_initializers, remove_dead
 from onnxq.ops import MICROSOFT
 from onnxq.passbase import Context, Pass
+from onnxq.qoperators import disguised
+from onnxq.qoperators.moves import moves_integers, raise_movement
 from onnxq.qoperators.raising import Raiser
 from onnxq.qoperators.table import FORMS, why_none
 from onnxq.wording import plural
@@ -28,7 +30,8 @@ class QoperatorToQdq(Pass):
 
     Exact but for the rounding of floats: results may be one step off where they lie in the middle of two. Axis and zero
     point are explicit everywhere; a single scale is a scalar. A weight or bias whose readers imply different scales is
-    copied, so that each can be trained by itself. Where the opset has no such pair, it is written in onnxruntime's
+    copied, so that each can be trained by itself. Data movement on integers (MaxPool, Reshape, ...) gets pairs around
+    it, too. Where the opset has no such pair, it is written in onnxruntime's
     domain. Works in If/Loop/Scan bodies and in local functions.
 
     Stays, with a note: what has no Q/DQ form (``DynamicQuantizeLSTM``, ``QMoE``, ...), scales of several values where
@@ -64,9 +67,10 @@ def _raise(nodes: Iterable[ir.Node], raiser: Raiser) -> int:
     """Rewrite nodes; returns how many."""
     count = 0
     for node in nodes:
-        form = FORMS.get((node.domain, node.op_type))
         if node.graph is None:
             continue
+        form = raise_movement if moves_integers(node) else FORMS.get((node.domain, node.op_type))
+        form = form or disguised.form_of(node)
         why = raiser.rewrite(node, form) if form is not None else why_none(node)
         if why:
             raiser.ctx.note("not-raised", node, f"stays {node.op_type}: {why}")

@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.carry import constant_behind, step
-from onnxq.look import Array, attr_int, constant, dims_of, only_use, onnx_op
+from onnxq.look import Array, attr_int, constant, dims_of, is_constant, only_use, onnx_op
 from onnxq.qoperators.movement import moved
 from onnxq.qoperators.raising import Raiser
+from onnxq.states import QUANTIZE, is_q
 
 _Scales = tuple[ir.Value | None, ir.Value | None]
 
@@ -170,6 +171,9 @@ def _dynamic_scale(value: ir.Value) -> ir.Value | None:
         if onnx_op(maker, "DynamicQuantizeLinear"):
             assert maker is not None
             return maker.outputs[1] if value is maker.outputs[0] else None
+        if is_q(maker, QUANTIZE):
+            scale = maker.inputs[1] if maker is not None else None
+            return None if is_constant(scale) else scale
         if maker is None or moved(maker) != (0,) or maker.inputs[0] is None:
             return None
         value = maker.inputs[0]
