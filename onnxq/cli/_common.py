@@ -181,8 +181,9 @@ def progress() -> Iterator[Progress]:
         tasks: dict[str, TaskID] = {}
 
         def show(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total or None)
-            bars.update(tasks[label], completed=done, total=total or None)
+            name = label.partition(":")[0]  # what follows a colon changes
+            if name not in tasks:
+                tasks[name] = bars.add_task(label, total=total or None)
+            bars.update(tasks[name], description=label, completed=done, total=total or None)
 
         yield show
