@@ -4,8 +4,8 @@ One walk backwards over the nodes; each node between a parameter and the loss ha
 inputs, by an own rule (`rules.RULES`) or by onnx-ad (`rules_borrowed`).
 
 A *residue* is a graph input ``r``, its name ending in `RESIDUE`, that is added to a clipped value ``c``: the rounding
-that the straight-through estimator does not differentiate. It stands for ``Round(c) - c``; ``c + (Round(c) - c)`` is exactly
-``Round(c)`` in floating point, so the addition becomes that Round and the input disappears.
+that the straight-through estimator does not differentiate. It stands for ``Round(c) - c``; ``c + (Round(c) - c)`` is
+exactly ``Round(c)`` in floating point, so the addition becomes that Round and the input disappears.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import onnx
 from onnx import helper
 
 from onnxq.errors import OptionError, UnsupportedError
-from onnxq.training import rules_conv  # noqa: F401  registers its rules
+from onnxq.training import rules_conv, rules_elementwise, rules_products  # noqa: F401  their rules register
 from onnxq.training.rules import RULES, NoGradient, Tape
 from onnxq.training.rules_borrowed import borrowed, differentiable, onnx_ad, reads
+from onnxq.training.rules_pairs import RESIDUE, FakeQuant, fake_quant, find_pairs
+from onnxq.training.slim import merged, slim
 
-RESIDUE = ".residue"
-"""How the name of a residue input ends."""
+__all__ = ["RESIDUE", "derivative", "residues", "settle"]
+
 SHOWN = 20
 """Refused nodes listed by name before the message says how many more there are."""
 
@@ -45,11 +47,11 @@ def derivative(twin: onnx.ModelProto, parameters: Sequence[str], loss: str) -> o
         CapabilityError: onnx-ad is not installed.
     """
     onnx_ad()
-    model = onnx.shape_inference.infer_shapes(twin, data_prop=True)
+    model = onnx.shape_inference.infer_shapes(merged(twin), data_prop=True)
     graph = model.graph
     tape = Tape(graph, opset_of(model))
     _check(tape, graph, parameters, loss)
-    gradients = _walk(tape, list(graph.node), parameters, loss)
+    gradients = _walk(tape, graph, parameters, loss)
     for name in parameters:
         result = gradients.get(name) or _zeros(tape, name)
         tape.nodes.append(helper.make_node("Identity", [result], [f"grad.{name}"]))
@@ -57,7 +59,7 @@ def derivative(twin: onnx.ModelProto, parameters: Sequence[str], loss: str) -> o
     graph.node.extend(tape.nodes)
     graph.initializer.extend(tape.initializers)
     graph.ClearField("value_info")
-    return settle(model)
+    return slim(settle(model))
 
 
 def settle(twin: onnx.ModelProto) -> onnx.ModelProto:
@@ -82,7 +84,7 @@ def residues(graph: onnx.GraphProto) -> set[str]:
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Version of the default domain."""
-    return max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return max(int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx"))
 
 
 def _check(tape: Tape, graph: onnx.GraphProto, parameters: Sequence[str], loss: str) -> None:
@@ -96,8 +98,9 @@ def _check(tape: Tape, graph: onnx.GraphProto, parameters: Sequence[str], loss: 
         raise OptionError(f"the loss {loss!r} is not a graph output of a floating-point type")
 
 
-def _walk(tape: Tape, nodes: list[onnx.NodeProto], parameters: Sequence[str], loss: str) -> dict[str, str]:
+def _walk(tape: Tape, graph: onnx.GraphProto, parameters: Sequence[str], loss: str) -> dict[str, str]:
     """Gradients of the values no node makes, by name; every refused node is in the one error."""
+    nodes, pairs = list(graph.node), find_pairs(graph)
     depends = _downstream(tape, nodes, parameters)
     pending: dict[str, list[str]] = {}
     refused: list[str] = []
@@ -108,7 +111,12 @@ def _walk(tape: Tape, nodes: list[onnx.NodeProto], parameters: Sequence[str], lo
             continue
         gradients = {name: _total(tape, pending.pop(name)) for name in node.output if name in pending}
         try:
-            found = _contributions(tape, node, gradients, read)
+            pair = pairs.get(node.output[0])
+            found = (
+                _contributions(tape, node, gradients, read)
+                if pair is None
+                else _through(tape, pair, gradients, depends)
+            )
         except NoGradient as reason:
             refused.append(f"{node.op_type} {node.name or node.output[0]!r}: {reason}")
             found = [(name, name) for name in read]  # any value of that shape: the walk only goes on to name the rest
@@ -133,6 +141,11 @@ def _contributions(
     wanted = [name in read for name in node.input]
     parts = own(tape, node, gradients[node.output[0]], wanted)
     return [(n, part) for n, part in zip(node.input, parts, strict=False) if part is not None]
+
+
+def _through(tape: Tape, pair: FakeQuant, gradients: dict[str, str], depends: set[str]) -> list[tuple[str, str]]:
+    (gradient,) = gradients.values()
+    return fake_quant(tape, pair, gradient, [name for name in (pair.x, pair.s) if name in depends])
 
 
 def _downstream(tape: Tape, nodes: list[onnx.NodeProto], parameters: Sequence[str]) -> set[str]:

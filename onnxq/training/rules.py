@@ -51,8 +51,8 @@ class Tape:
             self._shapes[value.name] = tuple(d.dim_value for d in kind.shape.dim)
 
     def type(self, name: str) -> int:
-        """Element type of a value of the differentiated graph; 0 when it is not a tensor or not known."""
-        return self._types.get(name, 0)
+        """Element type of a value; 0 when it is not a tensor or not known."""
+        return int(self._types.get(name, 0))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Static shape of a value of the differentiated graph.
@@ -63,6 +63,12 @@ class Tape:
         if name not in self._shapes:
             raise NoGradient(f"the shape of {name!r} is not known")
         return self._shapes[name]
+
+    def like(self, name: str, value: str) -> None:
+        """Declare an emitted value to be of the type and shape of another value."""
+        self._types[name] = self.type(value)
+        if value in self._shapes:
+            self._shapes[name] = self._shapes[value]
 
     def stored(self, name: str) -> onnx.TensorProto | None:
         """The initializer of that name, if it is one."""
