@@ -22,9 +22,9 @@ from onnxq.wording import plural
 class FromTrainable(Pass):
     """Model of `to-trainable`, with trained parameters from a ``.npz`` file -> the quantized model it was, trained.
 
-    ``Div(s) -> Q(1) -> DQ(1) -> Mul(s)`` becomes the pair with one scale a channel, copies of a pair one pair again,
-    float biases int32 at input scale x weight scale (a bias that has outgrown int32 makes its weights' scales coarser),
-    and Conv the ConvTranspose it was. The model gets its opset back, weights become the integers that they round to.
+    ``Div(s) -> Q(1) -> DQ(1) -> Mul(s)`` becomes the pair with one scale a channel, pairs that became one are several
+    again, float biases int32 at input scale x weight scale (a bias that has outgrown int32 makes its weights' scales
+    coarser), and Conv the ConvTranspose it was. The model gets its opset back, weights become the integers that they round to.
     Without training the model is the one that `to-trainable` got: integers, scales, structure. Rewritten pairs of a
     model without records, such as one exported by the training build, are folded, too.
 
@@ -90,9 +90,7 @@ class FromTrainable(Pass):
                 ctx.note("pair-kept", dq, f"it stays between Div and Mul: {why}", Severity.WARNING)
             folded += not why
         count += folded + stand_ins.take_back(model, namer, ctx)
-        if count:
-            remove_dead(model)
-        count += unique_pairs.merge(model)
+        count += unique_pairs.split(model, namer)
         if count:
             remove_dead(model)
         if folded:

@@ -38,11 +38,11 @@ class ToTrainable(Pass):
     """Float, Q/DQ or integer-operator model -> the same model in a form that onnxruntime's training build can train.
 
     Operators on integers become Q/DQ (`qoperator-to-qdq`), stored integers float masters behind a QuantizeLinear
-    (`thaw`), int32 biases float parameters without a pair. Each reader of a pair gets a pair of its own, with all
-    attributes. A pair with one scale a channel or block, other zero points or fewer than 8 bits becomes
-    ``Div(s) -> Q(1) -> DQ(1) -> Mul(s)``, with Add, Sub and Clip where it takes them. ConvTranspose becomes Conv, since
-    its gradient has no kernel. Zero points are written into the typed field, which alone is read there. The opset comes
-    down to ``opset`` if every node means the same there.
+    (`thaw`), int32 biases float parameters without a pair. Equal pairs on a value become one: copies fail, since they
+    are merged before pairs are looked for, and then have two DequantizeLinear. A pair with one scale a channel or
+    block, or with fewer than 8 bits, becomes ``Div(s) -> Q(1) -> DQ(1) -> Mul(s)``, with Add, Sub and Clip where it
+    takes them. ConvTranspose becomes Conv, since its gradient has no kernel. Zero points are written into the typed
+    field, which alone is read there. The opset comes down to ``opset`` if every node means the same there.
 
     Float while the model is trained, with a note: pairs of more than 8 bits, pairs in bodies, inputs that are quantized
     at run time. The model computes what it did, up to float rounding, but for those. Forms, opset and names of the
@@ -115,33 +115,30 @@ class ToTrainable(Pass):
         return count
 
     def _pairs(self, model: ir.Model, numbers: unique_pairs.Numbers, namer: Namer, ctx: Context) -> bool:
-        """One reader a pair, and every pair as the training build computes it."""
-        scaler, copies, rewritten, settled = Scaler(namer), 0, 0, 0
+        """One pair a value and encoding, and every pair as the training build computes it."""
+        merged = unique_pairs.merge(model.graph, numbers, namer)
+        if merged:
+            text = f"{plural(merged, 'pair node')} went into an equal one, since the training build takes no copies"
+            ctx.note("pairs-merged", None, text, count=merged)
+            remove_dead(model)
+        scaler, rewritten, settled = Scaler(namer), 0, 0
         for q in [n for n in model.graph if is_q(n, QUANTIZE)]:
             behind = unique_pairs.dequantizers(q)
-            if isinstance(behind, str):
+            if isinstance(behind, str) or len(behind) > 1:
                 continue  # obstacles() tells
-            pairs = unique_pairs.split(q, behind, numbers, namer)
-            copies += len(pairs) - 1
-            for dq in pairs:
-                own = dq.inputs[0].producer() if dq.inputs[0] is not None else None
-                assert own is not None
-                encoding, dims = _encoding(own, dq)
-                if encoding is None:
-                    continue
-                bits = self.weight_bits if _is_weight(own) else 8
-                if is_plain(encoding, bits):
-                    settled += scaler.settle(own, dq, encoding)
-                else:
-                    scaler.scale(own, dq, encoding, dims, bits)
-                    rewritten += 1
-        if copies:
-            text = f"{plural(copies, 'pair')} copied, so that each reader has its own"
-            ctx.note("pairs-copied", None, text, count=copies)
+            encoding, dims = _encoding(q, behind[0])
+            if encoding is None:
+                continue
+            bits = self.weight_bits if _is_weight(q) else 8
+            if is_plain(encoding, bits):
+                settled += scaler.settle(q, behind[0], encoding)
+            else:
+                scaler.scale(q, behind[0], encoding, dims, bits)
+                rewritten += 1
         if rewritten:
             text = f"{plural(rewritten, 'pair')} now with one scale of 1, between Div and Mul"
             ctx.note("pairs-rewritten", None, text, count=rewritten)
-        return bool(copies or rewritten or settled)
+        return bool(merged or rewritten or settled)
 
     def _opset(self, model: ir.Model, ctx: Context) -> bool:
         """Into the window of opsets and IR versions."""

@@ -14,6 +14,7 @@ from onnxq.look import all_graphs, constant_tensor, onnx_op
 from onnxq.pairs import integer_type, parameter
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
 from onnxq.targets import Target, load_target
+from onnxq.trainable.unique_pairs import equal_quantizers
 
 _EIGHT = (ir.DataType.INT8, ir.DataType.UINT8)
 
@@ -52,6 +53,10 @@ def obstacles(model: ir.Model) -> Iterator[Finding]:
     opset = model.opset_imports.get("", 0)
     yield from _versions(model, target, opset)
     for graph in all_graphs(model):
+        for first, *copies in equal_quantizers(graph):
+            for node in copies:
+                text = f"rounds the same value as {_name(first)} alike: the training build merges them, and fails"
+                yield Finding("equal-pairs", node, text)
         for node in graph:
             if is_q(node, QUANTIZE):
                 yield from _quantizer(node, graph is model.graph, opset)

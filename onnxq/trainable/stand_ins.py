@@ -100,7 +100,7 @@ def _replace(dq: ir.Node, encoding: Encoding, numbers: Numbers, namer: Namer) ->
     }
     if isinstance(found, str):
         assert q is not None and q.inputs[0] is not None
-        record.write(dq.metadata_props, q=numbers[q], dq=numbers[dq], outside=q.graph is not dq.graph)
+        record.write(dq.metadata_props, q=numbers[q], outside=q.graph is not dq.graph)
         value, form = q.inputs[0], Form.of(q, dq, encoding)
     else:
         tensor, dtype = found.read(), float_type(dq)

@@ -1,18 +1,19 @@
-"""One DequantizeLinear behind each QuantizeLinear and one reader behind each pair, and back.
+"""One QuantizeLinear and one DequantizeLinear for everybody who reads a value at one encoding, and back.
 
-onnxruntime's training build refuses a QuantizeLinear with a second DequantizeLinear. A DequantizeLinear with several
-readers is taken, but each reader has a pair of its own here all the same: then every pair can be rewritten alone.
+onnxruntime's training build refuses a QuantizeLinear with a second DequantizeLinear. Copies of the QuantizeLinear do
+not help: equal nodes are merged (CommonSubexpressionElimination) before pairs are looked for, and the merged one has
+two DequantizeLinear behind it. One pair with several readers trains; the gradients of the readers add up. (Measured
+with onnxruntime-training-cpu 1.19.2.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable
+from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxq.edit import PASS_KEY, Namer
-from onnxq.facts import Edge
+from onnxq.edit import PASS_KEY, Namer, replace_uses
 from onnxq.look import constant, uses
 from onnxq.pairs import parameter
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
@@ -20,7 +21,7 @@ from onnxq.trainable import record
 
 
 class Numbers(dict[ir.Node, int]):
-    """A number for each pair node, by which its copies are known later; made when it is asked for."""
+    """A number for each pair node, by which records tell them apart; made when it is asked for."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
@@ -29,6 +30,28 @@ class Numbers(dict[ir.Node, int]):
     def __missing__(self, node: ir.Node) -> int:
         self[node] = self.first + len(self)
         return self[node]
+
+
+def equal_quantizers(nodes: Iterable[ir.Node]) -> list[list[ir.Node]]:
+    """QuantizeLinear nodes in groups that round the same value alike."""
+    groups: dict[Hashable, list[ir.Node]] = {}
+    for node in nodes:
+        if is_q(node, QUANTIZE):
+            groups.setdefault((node.inputs[0], *_numbers(node)), []).append(node)
+    return list(groups.values())
+
+
+def _numbers(node: ir.Node) -> tuple[Hashable, ...]:
+    """What a pair node computes with."""
+    scale = constant(parameter(node, 1))
+    unused = {"axis"} if scale is not None and scale.size == 1 else set()
+    attributes = tuple(sorted((k, a.value) for k, a in node.attributes.items() if k not in unused))
+    return (node.domain, attributes, *(_content(parameter(node, index)) for index in (1, 2)))
+
+
+def _content(value: ir.Value | None) -> Hashable:
+    array = constant(value)
+    return value if array is None else (array.dtype, array.shape, array.tobytes())
 
 
 def dequantizers(q: ir.Node) -> list[ir.Node] | str:
@@ -43,125 +66,87 @@ def dequantizers(q: ir.Node) -> list[ir.Node] | str:
     return found or "nobody reads its integers"
 
 
-def split(q: ir.Node, behind: Sequence[ir.Node], numbers: Numbers, namer: Namer) -> list[ir.Node]:
-    """Give each reader of each DequantizeLinear a pair of its own; the first keeps the nodes that are there.
+def merge(graph: ir.Graph, numbers: Numbers, namer: Namer) -> int:
+    """Let equal pairs of a graph be one; the pair and its readers remember the others.
 
-    Args:
-        q: The QuantizeLinear.
-        behind: The DequantizeLinear nodes that read it, all in its graph.
-        numbers: Numbers by which the pairs find together again.
-        namer: Fresh names.
-
-    Returns:
-        The DequantizeLinear nodes, old and new.
-    """
-    pairs: list[ir.Node] = []
-    several = len(behind) > 1 or any(len(dq.outputs[0].uses()) + dq.outputs[0].is_graph_output() > 1 for dq in behind)
-    if not several:
-        return list(behind)
-    for dq in behind:
-        readers = uses(dq.outputs[0])
-        kept = readers[:1] if not dq.outputs[0].is_graph_output() else []
-        record.write(dq.metadata_props, q=numbers[q], dq=numbers[dq])
-        if pairs:
-            own = _copy(q, namer)
-            dq.replace_input_with(0, own.outputs[0])
-            _insert_before(dq, own)
-        pairs.append(dq)
-        last = dq
-        for edge in readers[len(kept) :]:
-            own, beside = _copy(q, namer), _copy(dq, namer)
-            beside.replace_input_with(0, own.outputs[0])
-            graph = last.graph
-            assert graph is not None
-            graph.insert_after(last, (own, beside))
-            edge.node.replace_input_with(edge.index, beside.outputs[0])
-            pairs.append(beside)
-            last = beside
-    return pairs
-
-
-def _insert_before(node: ir.Node, new: ir.Node) -> None:
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
-
-
-def _copy(node: ir.Node, namer: Namer) -> ir.Node:
-    new = ir.Node(
-        node.domain, node.op_type, node.inputs, node.attributes.values(), name=namer(node.name or node.op_type)
-    )
-    new.metadata_props.update(node.metadata_props)
-    new.metadata_props[PASS_KEY] = "to-trainable"
-    new.doc_string = node.doc_string
-    out, old = new.outputs[0], node.outputs[0]
-    out.name, out.type, out.shape = namer(old.name or node.op_type), old.type, old.shape
-    out.metadata_props.update(old.metadata_props)
-    return new
-
-
-def merge(model: ir.Model) -> int:
-    """Let pairs that `split` made of one be one again, as far as they still round the same value alike.
+    Pairs stay apart where a QuantizeLinear has other readers than DequantizeLinear nodes, or these differ.
 
     Returns:
         How many nodes went out of use.
     """
     count = 0
-    quantizers: dict[tuple[int, ir.Value], list[ir.Node]] = {}
-    readers: dict[tuple[int, ir.Value, object], list[ir.Node]] = {}
-    for dq in [n for n in model.graph.all_nodes() if is_q(n, DEQUANTIZE)]:
-        known = record.read(dq.metadata_props)
-        q = dq.inputs[0].producer() if dq.inputs[0] is not None else None
-        if "q" not in known or q is None or not is_q(q, QUANTIZE) or q.inputs[0] is None:
+    for group in equal_quantizers(graph):
+        found = [dequantizers(q) for q in group]
+        behind = [(q, dq) for q, some in zip(group, found, strict=True) if isinstance(some, list) for dq in some]
+        apart = any(isinstance(some, str) for some in found) or len({_numbers(dq) for _, dq in behind}) > 1
+        if apart or len(behind) < 2:
             continue
-        first = _first(quantizers.setdefault((known["q"], q.inputs[0]), []), q)
-        if first is not q:
-            dq.replace_input_with(0, first.outputs[0])
-            count += 1
-        same = _first(readers.setdefault((known["dq"], first.outputs[0], dq.graph), []), dq)
-        if same is not dq:
-            _hand_over(dq, same)
-            count += 1
-        else:
-            _share(dq, first)
+        (kept, heir), *others = behind
+        entries = [_hand_over(graph, q, dq, heir, numbers, namer) for q, dq in others]
+        record.write(heir.metadata_props, q=numbers[kept], copies=entries)
+        count += len(others) + len(group) - 1
     return count
 
 
-def _first(known: list[ir.Node], node: ir.Node) -> ir.Node:
-    """The node among ``known`` with the same parameters, else the node itself, which is known from now on."""
-    for other in known:
-        if other is node or _alike(other, node):
-            return other
-    known.append(node)
-    return node
+def _hand_over(
+    graph: ir.Graph, q: ir.Node, dq: ir.Node, heir: ir.Node, numbers: Numbers, namer: Namer
+) -> dict[str, Any]:
+    """Let ``heir`` stand in for a DequantizeLinear; returns what makes it and its QuantizeLinear again."""
+    out = dq.outputs[0]
+    entry = {
+        "id": numbers[dq],
+        "q": numbers[q],
+        "names": [[n.name or n.op_type, n.outputs[0].name or n.op_type] for n in (q, dq)],
+        "attributes": [{name: attr.value for name, attr in n.attributes.items()} for n in (q, dq)],
+        "outputs": [i for i, output in enumerate(graph.outputs) if output is out],
+    }
+    for edge in uses(out):
+        reads = record.read(edge.node.metadata_props).get("reads", {})
+        record.write(edge.node.metadata_props, reads={**reads, str(edge.index): numbers[dq]})
+    replace_uses(out, heir.outputs[0], namer)
+    return entry
 
 
-def _alike(a: ir.Node, b: ir.Node) -> bool:
-    if {k: v.value for k, v in a.attributes.items()} != {k: v.value for k, v in b.attributes.items()}:
-        return False
-    return all(_equal(parameter(a, i), parameter(b, i)) for i in (1, 2))
+def split(model: ir.Model, namer: Namer) -> int:
+    """Inverse of `merge`; returns how many nodes came back."""
+    count = 0
+    for heir in [n for n in model.graph if is_q(n, DEQUANTIZE)]:
+        known = record.read(heir.metadata_props)
+        q = heir.inputs[0].producer() if heir.inputs[0] is not None else None
+        if "copies" not in known or q is None:
+            continue
+        quantizers, copies, last = {known["q"]: q}, {}, heir
+        for entry in known["copies"]:
+            new = []
+            if entry["q"] not in quantizers:
+                quantizers[entry["q"]] = _copy(q, entry["names"][0], entry["attributes"][0], namer)
+                new.append(quantizers[entry["q"]])
+            dq = _copy(heir, entry["names"][1], entry["attributes"][1], namer)
+            dq.replace_input_with(0, quantizers[entry["q"]].outputs[0])
+            copies[entry["id"]] = dq
+            model.graph.insert_after(last, [*new, dq])
+            last = dq
+            count += len(new) + 1
+            _take_outputs(model.graph, heir.outputs[0], dq.outputs[0], entry["outputs"], namer)
+        for edge in uses(heir.outputs[0]):
+            reads = record.read(edge.node.metadata_props).get("reads", {})
+            if reads.get(str(edge.index)) in copies:
+                edge.node.replace_input_with(edge.index, copies[reads[str(edge.index)]].outputs[0])
+    return count
 
 
-def _equal(a: ir.Value | None, b: ir.Value | None) -> bool:
-    if a is b:
-        return True
-    one, other = constant(a), constant(b)
-    if one is None or other is None:
-        return False
-    return one.dtype == other.dtype and one.shape == other.shape and bool(np.array_equal(one, other))
+def _copy(node: ir.Node, names: list[str], attributes: dict[str, int], namer: Namer) -> ir.Node:
+    given = [ir.AttrInt64(name, value) for name, value in attributes.items()]
+    new = ir.Node(node.domain, node.op_type, node.inputs, given, name=namer(names[0]))
+    new.metadata_props[PASS_KEY] = "from-trainable"
+    out, old = new.outputs[0], node.outputs[0]
+    out.name, out.type, out.shape = namer(names[1]), old.type, old.shape
+    return new
 
 
-def _share(dq: ir.Node, q: ir.Node) -> None:
-    """Read the very constants that the QuantizeLinear reads, where they are equal."""
-    for index in (1, 2):
-        own, other = parameter(dq, index), parameter(q, index)
-        if own is not None and other is not None and own is not other and _equal(own, other):
-            dq.replace_input_with(index, other)
-
-
-def _hand_over(old: ir.Node, new: ir.Node) -> None:
-    for edge in uses(old.outputs[0]):
-        _take(edge, new)
-
-
-def _take(edge: Edge, node: ir.Node) -> None:
-    edge.node.replace_input_with(edge.index, node.outputs[0])
+def _take_outputs(graph: ir.Graph, old: ir.Value, new: ir.Value, indices: list[int], namer: Namer) -> None:
+    """Let a copy deliver graph outputs, under their names."""
+    for index in indices:
+        if graph.outputs[index] is old:
+            old.name, new.name = namer(f"{old.name}_copy"), old.name
+            graph.outputs[index] = new
