@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from onnx import ModelProto
 
 from onnxq.border import incoming
+from onnxq.collector import relaxed
 from onnxq.diagnostics import Diagnostic, Place, Severity
 from onnxq.errors import InputError
 from onnxq.linting.rule import Finding, Rule
@@ -65,29 +66,32 @@ def check(source: Source, selection: Selection, *, base_dir: str | PathLike[str]
     """
     chosen = selection.rules()
     folder = Path(base_dir) if base_dir is not None else None
-    try:
-        shell = _read(source, folder)
-    except InputError as error:
-        return Outcome([Diagnostic(UNREADABLE, str(error), Severity.ERROR, source="unreadable")])
-    wire = Wire(shell, Path(source) if isinstance(source, (str, PathLike)) else None)
-    outcome, suppressions = Outcome(), Suppressions(wire)
-    for rule in chosen:
-        if rule.tier == "wire":
-            _run(rule, wire, outcome, suppressions)
-    if any(rule.tier == "graph" for rule in chosen):
-        _graph_rules(shell, wire, chosen, selection, outcome, suppressions)
-    for diagnostic in suppressions.unused(chosen):
-        outcome.diagnostics.append(diagnostic)
+    graph = any(rule.tier == "graph" for rule in chosen)
+    with relaxed():
+        try:
+            wire, shell = _read(source, folder, graph)
+        except InputError as error:
+            return Outcome([Diagnostic(UNREADABLE, str(error), Severity.ERROR, source="unreadable")])
+        outcome, suppressions = Outcome(), Suppressions(wire)
+        for rule in chosen:
+            if rule.tier == "wire":
+                _run(rule, wire, outcome, suppressions)
+        if shell is not None and graph:
+            _graph_rules(shell, wire, chosen, selection, outcome, suppressions)
+        outcome.diagnostics.extend(suppressions.unused(chosen))
     outcome.diagnostics.sort(key=lambda d: d.code)
     return outcome
 
 
-def _read(source: Source, folder: Path | None) -> incoming.Incoming:
+def _read(source: Source, folder: Path | None, graph: bool) -> tuple[Wire, incoming.Incoming | None]:
+    """What wire rules read, and what the graph can be made of. A message is copied only for the latter."""
     if isinstance(source, ModelProto):
-        return incoming.read_message(source, folder)
+        return Wire(source), incoming.read_message(source, folder) if graph else None
     if isinstance(source, bytes):
-        return incoming.read_bytes(source, folder)
-    return incoming.read_file(Path(source))
+        shell = incoming.read_bytes(source, folder)
+        return Wire(shell.shell, None, shell), shell
+    shell = incoming.read_file(Path(source))
+    return Wire(shell.shell, Path(source), shell), shell
 
 
 def _graph_rules(

@@ -5,16 +5,18 @@ Nothing here needs the model to be valid. Names that are not text, graphs in gra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.border.incoming import Incoming
 from onnxq.border.payload import Payload
-from onnxq.border.wire import marked
+from onnxq.border.wire import MARK_BYTES, marked
 from onnxq.diagnostics import Place
 
 _GRAPH, _GRAPHS, _TENSOR, _TENSORS = (
@@ -23,13 +25,23 @@ _GRAPH, _GRAPHS, _TENSOR, _TENSORS = (
     AttributeProto.TENSOR,
     AttributeProto.TENSORS,
 )
+# The standard operators that have graphs or tensors as attributes; looking into every attribute of others costs more
+# than all rules together.
+_HOLD = frozenset({"If", "Loop", "Scan", "SequenceMap", "Constant", "ConstantOfShape"})
 
 
-@dataclass(slots=True)
-class WireNode:
+class Attribute(NamedTuple):
+    """Name and type of an attribute; ``ref`` where it stands for an attribute of the function around it."""
+
+    name: str
+    type: int
+    ref: str
+
+
+class WireNode(NamedTuple):
     """A node as plain Python: reading a message field costs more than all that rules do with it."""
 
-    index: int
+    position: int
     name: str
     op_type: str
     domain: str
@@ -38,34 +50,81 @@ class WireNode:
     proto: NodeProto
 
 
+class WireTensor(NamedTuple):
+    """A dense tensor: an initializer, or in an attribute of a node."""
+
+    scope: Scope
+    node: WireNode | None
+    proto: TensorProto
+
+    @property
+    def place(self) -> Place:
+        """The place to name."""
+        return self.scope.place(self.node, "" if self.node is not None else self.proto.name)
+
+
 @dataclass
 class Scope:
-    """A graph, or the body of a local function.
+    """A graph, or the body of a local function. What all rules ask for lies in columns, one entry a node.
 
     Attributes:
         path: ``""`` for the main graph, ``node/attribute`` for a body, ``domain::name`` for a function.
         body: The message.
         outer: The scope around it, whose names it sees; None for the main graph and for functions.
         imports: Opset versions by domain that hold here; ``ai.onnx`` is ``""``.
-        nodes: Its nodes.
         inputs: Names of its inputs.
         outputs: Names of its outputs.
+        protos: Its nodes.
+        ops: Domain and op type of each.
+        reads: Names that each reads.
+        makes: Names that each makes.
     """
 
     path: str
     body: GraphProto | FunctionProto
     outer: Scope | None
     imports: dict[str, int]
-    nodes: list[WireNode] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
+    inputs: list[str]
+    outputs: list[str]
+    protos: list[NodeProto] = field(init=False)
+    ops: list[tuple[str, str]] = field(init=False)
+    reads: list[list[str]] = field(init=False)
+    makes: list[list[str]] = field(init=False)
 
-    def place(self, node: WireNode | None = None, value: str = "") -> Place:
+    def __post_init__(self) -> None:
+        self.protos = list(self.body.node)
+        self.ops = [("" if n.domain == "ai.onnx" else n.domain, n.op_type) for n in self.protos]
+        self.reads = [list(n.input) for n in self.protos]
+        self.makes = [list(n.output) for n in self.protos]
+
+    def node(self, index: int) -> WireNode:
+        """The node at a position."""
+        proto, (domain, op_type) = self.protos[index], self.ops[index]
+        return WireNode(index, proto.name, op_type, domain, self.reads[index], self.makes[index], proto)
+
+    def place(self, node: WireNode | int | None = None, value: str = "") -> Place:
         """The place of a node or a value of this scope; a node without a name is found by its first output."""
         if node is None:
             return Place(value=value, graph=self.path)
+        if isinstance(node, int):
+            node = self.node(node)
         value = value or (node.outputs[0] if node.outputs and not node.name else "")
         return Place(node.name, node.op_type, value, self.path)
+
+    @cached_property
+    def nodes(self) -> list[WireNode]:
+        """All nodes; the columns are faster."""
+        return [self.node(i) for i in range(len(self.protos))]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each node."""
+        return [n.name for n in self.protos]
+
+    @cached_property
+    def attributes(self) -> list[Sequence[Attribute]]:
+        """The attributes of each node."""
+        return [[Attribute(a.name, a.type, a.ref_attr_name) for a in n.attribute] for n in self.protos]
 
     @cached_property
     def initializers(self) -> list[TensorProto]:
@@ -73,12 +132,22 @@ class Scope:
         return list(self.body.initializer) if isinstance(self.body, GraphProto) else []
 
     @cached_property
+    def constants(self) -> list[str]:
+        """Names of initializers, sparse ones, too."""
+        names = [t.name for t in self.initializers]
+        if isinstance(self.body, GraphProto):
+            names += [s.values.name for s in self.body.sparse_initializer]
+        return names
+
+    @cached_property
     def defined(self) -> set[str]:
         """Every name that this scope defines itself."""
-        names = {*self.inputs, *(t.name for t in self.initializers)}
-        if isinstance(self.body, GraphProto):
-            names.update(s.values.name for s in self.body.sparse_initializer)
-        return names.union(*(n.outputs for n in self.nodes))
+        return {*self.inputs, *self.constants, *chain.from_iterable(self.makes)} - {""}
+
+    @cached_property
+    def read(self) -> set[str]:
+        """Every name that its own nodes read."""
+        return set(chain.from_iterable(self.reads)) - {""}
 
     def sees(self, name: str) -> bool:
         """Whether this scope or one around it defines a name."""
@@ -89,19 +158,23 @@ class Scope:
             scope = scope.outer
         return False
 
+    def holders(self) -> Iterator[int]:
+        """Positions of nodes that may have graphs or tensors as attributes."""
+        return (i for i, (domain, op_type) in enumerate(self.ops) if domain or op_type in _HOLD)
+
 
 class Wire:
-    """The message of a file.
+    """The message of a model.
 
     Attributes:
-        model: The message; payloads from 4 KiB on are marks, so ask `size` and `data`.
+        model: The message; some payloads may be marks, so ask `size` and `data`.
         path: The file it came from, if any.
     """
 
-    def __init__(self, incoming: Incoming, path: Path | None = None) -> None:
-        self.model: ModelProto = incoming.shell
-        self.path = path
-        self._incoming = incoming
+    def __init__(self, model: ModelProto, path: Path | None = None, incoming: Incoming | None = None) -> None:
+        self.model, self.path = model, path
+        self._tag = incoming.tag if incoming is not None else b""
+        self._payloads = incoming.payloads if incoming is not None else []
 
     @cached_property
     def scopes(self) -> list[Scope]:
@@ -109,46 +182,57 @@ class Wire:
         imports = _imports(self.model.opset_import)
         found = list(_graph_scopes(self.model.graph, "", None, imports))
         for function in self.model.functions:
-            scope = Scope(f"{function.domain}::{function.name}", function, None, _imports(function.opset_import))
-            scope.inputs, scope.outputs = list(function.input), list(function.output)
+            path, inner = f"{function.domain}::{function.name}", _imports(function.opset_import)
+            scope = Scope(path, function, None, inner, list(function.input), list(function.output))
             found.append(scope)
-            found.extend(_fill(scope))
+            found.extend(_inside(scope))
         return found
 
     @cached_property
-    def tensors(self) -> list[tuple[Scope, Place, TensorProto]]:
-        """Every dense tensor: initializers and attributes, with the place to name."""
+    def tensors(self) -> list[WireTensor]:
+        """Every dense tensor: initializers and attributes."""
         found = []
         for scope in self.scopes:
-            found += [(scope, scope.place(value=t.name), t) for t in scope.initializers]
-            for node in scope.nodes:
-                for attribute in node.proto.attribute:
+            found += [WireTensor(scope, None, t) for t in scope.initializers]
+            for index in scope.holders():
+                for attribute in scope.protos[index].attribute:
                     if attribute.type == _TENSOR:
-                        found.append((scope, scope.place(node), attribute.t))
+                        found.append(WireTensor(scope, scope.node(index), attribute.t))
                     elif attribute.type == _TENSORS:
-                        found += [(scope, scope.place(node), t) for t in attribute.tensors]
+                        found += [WireTensor(scope, scope.node(index), t) for t in attribute.tensors]
         return found
+
+    @cached_property
+    def wanted(self) -> dict[str, set[str]]:
+        """By path: names that nodes of a scope, or of scopes inside it, read, and what those give out."""
+        wanted = {scope.path: set(scope.read) for scope in self.scopes if scope.outer is not None}
+        wanted |= {scope.path: scope.read for scope in self.scopes if scope.outer is None}
+        for scope in reversed(self.scopes):  # inner ones first
+            if scope.outer is not None:
+                path = scope.outer.path
+                wanted[path] = wanted[path] | wanted[scope.path] | set(scope.outputs)
+        return wanted
 
     def size(self, tensor: TensorProto) -> int | None:
         """Bytes of a tensor's ``raw_data``; None where it has none."""
-        payload = self._payload(tensor)
-        return payload.size if payload is not None else len(tensor.raw_data) if tensor.HasField("raw_data") else None
+        if not tensor.HasField("raw_data"):
+            return None
+        raw = tensor.raw_data
+        if not self._tag or len(raw) != MARK_BYTES:
+            return len(raw)
+        payload = self._payload(raw)
+        return payload.size if payload is not None else len(raw)
 
     def data(self, tensor: TensorProto) -> bytes | memoryview | None:
         """A tensor's ``raw_data``, read where it lies; None where it has none."""
-        payload = self._payload(tensor)
-        return payload.view() if payload is not None else tensor.raw_data if tensor.HasField("raw_data") else None
+        if not tensor.HasField("raw_data"):
+            return None
+        payload = self._payload(tensor.raw_data)
+        return payload.view() if payload is not None else tensor.raw_data
 
-    def elsewhere(self, tensor: TensorProto) -> bool:
-        """Whether the data are large and in typed fields of the caller's message, or in another file."""
-        index = marked(tensor.raw_data, self._incoming.tag) if tensor.HasField("raw_data") else None
-        return tensor.data_location == TensorProto.EXTERNAL or (
-            index is not None and self._incoming.payloads[index] is None
-        )
-
-    def _payload(self, tensor: TensorProto) -> Payload | None:
-        index = marked(tensor.raw_data, self._incoming.tag) if tensor.HasField("raw_data") else None
-        return self._incoming.payloads[index] if index is not None else None
+    def _payload(self, raw: bytes) -> Payload | None:
+        index = marked(raw, self._tag) if self._tag else None
+        return self._payloads[index] if index is not None else None
 
 
 def _imports(entries: object) -> dict[str, int]:
@@ -156,26 +240,17 @@ def _imports(entries: object) -> dict[str, int]:
 
 
 def _graph_scopes(graph: GraphProto, path: str, outer: Scope | None, imports: dict[str, int]) -> Iterator[Scope]:
-    scope = Scope(path, graph, outer, imports)
-    scope.inputs, scope.outputs = [v.name for v in graph.input], [v.name for v in graph.output]
+    scope = Scope(path, graph, outer, imports, [v.name for v in graph.input], [v.name for v in graph.output])
     yield scope
-    yield from _fill(scope)
+    yield from _inside(scope)
 
 
-def _fill(scope: Scope) -> Iterator[Scope]:
-    """Read the nodes of a scope, and yield the scopes in them."""
-    inner: list[tuple[str, GraphProto]] = []
-    for index, proto in enumerate(scope.body.node):
-        node = WireNode(index, proto.name, proto.op_type, proto.domain, list(proto.input), list(proto.output), proto)
-        if node.domain == "ai.onnx":
-            node.domain = ""
-        scope.nodes.append(node)
+def _inside(scope: Scope) -> Iterator[Scope]:
+    """The scopes in the attributes of a scope's nodes."""
+    for index in scope.holders():
+        proto = scope.protos[index]
         for attribute in proto.attribute:
-            kind = attribute.type
-            here = f"{scope.path}/" if scope.path else ""
-            if kind == _GRAPH:
-                inner.append((f"{here}{node.name or node.op_type}/{attribute.name}", attribute.g))
-            elif kind == _GRAPHS:
-                inner += [(f"{here}{node.name or node.op_type}/{attribute.name}", g) for g in attribute.graphs]
-    for path, graph in inner:
-        yield from _graph_scopes(graph, path, scope, scope.imports)
+            if attribute.type in (_GRAPH, _GRAPHS):
+                path = f"{scope.path}/{proto.name or proto.op_type}/{attribute.name}".lstrip("/")
+                for graph in [attribute.g] if attribute.type == _GRAPH else attribute.graphs:
+                    yield from _graph_scopes(graph, path, scope, scope.imports)

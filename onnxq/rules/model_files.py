@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from onnxq.linting.rule import Finding, wire_rule
 from onnxq.linting.wire import Wire
 from onnxq.wording import plural
 
+_BITS = {t.value: t.bitwidth for t in ir.DataType if t not in (ir.DataType.UNDEFINED, ir.DataType.STRING)}
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
@@ -75,14 +75,11 @@ def missing_import(wire: Wire) -> Iterator[Finding]:
         yield Finding(None, "the model has no opset import", "Import the opset that its operators are of.")
         return
     for scope in wire.scopes:
-        missing: dict[str, list[int]] = {}
-        for node in scope.nodes:
-            if node.domain not in scope.imports:
-                missing.setdefault(node.domain, []).append(node.index)
-        for domain, indexes in missing.items():
-            first, name = scope.nodes[indexes[0]], domain or "ai.onnx"
-            text = f"{plural(len(indexes), 'node')} of domain {name}, which is not imported"
-            yield Finding(scope.place(first), text, f"Add an opset import of {name}.", {"nodes": len(indexes)})
+        domains = [domain for domain, _ in scope.ops]
+        for domain in sorted(set(domains) - set(scope.imports)):
+            count, name = domains.count(domain), domain or "ai.onnx"
+            text = f"{plural(count, 'node')} of domain {name}, which is not imported"
+            yield Finding(scope.place(domains.index(domain)), text, f"Add an opset import of {name}.", {"nodes": count})
 
 
 @wire_rule("OQ008", "data-size", "error")
@@ -100,26 +97,26 @@ def data_size(wire: Wire) -> Iterator[Finding]:
     Use instead:
         Write the tensor anew, for example by `onnx.numpy_helper.from_array`.
     """
-    for _, place, tensor in wire.tensors:
-        if tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED) or wire.elsewhere(tensor):
+    for found in wire.tensors:
+        tensor = found.proto
+        bits = _BITS.get(tensor.data_type)
+        if bits is None or tensor.data_location == TensorProto.EXTERNAL:
             continue
-        bits = _bits(tensor)
-        if bits is None or min(tensor.dims, default=0) < 0:
-            continue
-        count = math.prod(tensor.dims)
+        count = 1
+        for dim in tensor.dims:
+            count *= dim
         size, needed = wire.size(tensor), -(-count * bits // 8)
+        if size == needed or count < 0 or (size is not None and size > needed and bits < 8):
+            continue
         name = f"tensor '{tensor.name}'" if tensor.name else "its tensor"
-        if size is not None and any(len(getattr(tensor, field)) for field in _TYPED):
-            yield Finding(place, f"{name} has raw data and typed data, too")
-        elif size is not None:
-            if size < needed or (size > needed and bits >= 8):
-                text = f"{name} has {plural(size, 'byte')} of data; its type and shape need {needed}"
-                yield Finding(place, text, numbers={"has": size, "needs": needed})
-        else:
-            has, needs = sum(len(getattr(tensor, field)) for field in _TYPED), _entries(tensor, count, bits)
-            if has != needs:
-                text = f"{name} has {plural(has, 'typed value')}; its type and shape need {needs}"
-                yield Finding(place, text if has else f"{name} has no data", numbers={"has": has, "needs": needs})
+        if size is not None:
+            text = f"{name} has {plural(size, 'byte')} of data; its type and shape need {needed}"
+            yield Finding(found.place, text, numbers={"has": size, "needs": needed})
+            continue
+        has, needs = sum(len(getattr(tensor, field)) for field in _TYPED), _entries(tensor, count, bits)
+        if has != needs:
+            text = f"{name} has {plural(has, 'typed value')}; its type and shape need {needs}"
+            yield Finding(found.place, text if has else f"{name} has no data", numbers={"has": has, "needs": needs})
 
 
 @wire_rule("OQ009", "external-data", "error")
@@ -139,12 +136,13 @@ def external_data(wire: Wire) -> Iterator[Finding]:
     """
     folder = Folder(wire.path.parent, wire.path) if wire.path is not None else None
     seen: set[str] = set()
-    for _, place, tensor in wire.tensors:
+    for found in wire.tensors:
+        tensor = found.proto
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         location = next((e.value for e in tensor.external_data if e.key == "location"), "")
         try:
-            if folder is not None and _bits(tensor) is not None:
+            if folder is not None and tensor.data_type in _BITS:
                 folder.payload(tensor)
             elif not location or Path(location).is_absolute() or ".." in Path(location).parts:
                 raise InputError(f"tensor '{tensor.name}' has its external data at {location!r}")
@@ -152,14 +150,7 @@ def external_data(wire: Wire) -> Iterator[Finding]:
             missing = f"external file '{location}'" if "cannot be read" in str(error) else str(error)
             if missing not in seen:  # a file that is gone is one finding, not one a tensor
                 seen.add(missing)
-                yield Finding(place, str(error))
-
-
-def _bits(tensor: TensorProto) -> int | None:
-    try:
-        return ir.DataType(tensor.data_type).bitwidth
-    except (ValueError, TypeError):
-        return None
+                yield Finding(found.place, str(error))
 
 
 def _entries(tensor: TensorProto, count: int, bits: int) -> int:

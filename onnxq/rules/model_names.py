@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-
-from onnx import GraphProto
+from itertools import chain
 
 from onnxq.diagnostics import Severity
 from onnxq.linting.rule import Finding, wire_rule
@@ -28,18 +27,18 @@ def defined_twice(wire: Wire) -> Iterator[Finding]:
         A name of its own for each value.
     """
     for scope in wire.scopes:
-        constants = [t.name for t in scope.initializers]
-        if isinstance(scope.body, GraphProto):
-            constants += [s.values.name for s in scope.body.sparse_initializer]
-        for what, names in (("input", scope.inputs), ("initializer", constants)):
+        for what, names in (("input", scope.inputs), ("initializer", scope.constants)):
             for name, count in _doubled(names):
                 yield Finding(scope.place(value=name), f"{what} '{name}' is there {count} times")
-        defined = {*scope.inputs, *constants}
-        for node in scope.nodes:
-            for name in node.outputs:
-                if name and name in defined:
-                    yield Finding(scope.place(node, name), f"it defines '{name}', which is defined already")
-                defined.add(name)
+        given = {*scope.inputs, *scope.constants}
+        made = [name for names in scope.makes for name in names if name]
+        if len(made) + len(given) == len(scope.defined | given):
+            continue
+        for index, names in enumerate(scope.makes):
+            for name in names:
+                if name and name in given:
+                    yield Finding(scope.place(index, name), f"it defines '{name}', which is defined already")
+                given.add(name)
 
 
 @wire_rule("OQ005", "node-name", "info", fix="name-nodes")
@@ -60,14 +59,15 @@ def node_name(wire: Wire) -> Iterator[Finding]:
         Safe: names mean nothing to the computation.
     """
     for scope in wire.scopes:
-        for name, count in _doubled([n.name for n in scope.nodes]):
-            node = next(n for n in scope.nodes if n.name == name)
+        for name, count in _doubled(scope.names):
             text = f"{count} nodes have the name '{name}'"
-            yield Finding(scope.place(node), text, numbers={"nodes": count}, severity=Severity.WARNING)
-        unnamed = [n for n in scope.nodes if not n.name]
+            place = scope.place(scope.names.index(name))
+            yield Finding(place, text, numbers={"nodes": count}, severity=Severity.WARNING)
+        unnamed = scope.names.count("")
         if unnamed:
-            text = f"{plural(len(unnamed), 'node')} without a name; the first is a {unnamed[0].op_type}"
-            yield Finding(scope.place(unnamed[0]), text, numbers={"nodes": len(unnamed)})
+            first = scope.node(scope.names.index(""))
+            text = f"{plural(unnamed, 'node')} without a name; the first is a {first.op_type}"
+            yield Finding(scope.place(first), text, numbers={"nodes": unnamed})
 
 
 @wire_rule("OQ006", "unsorted", "warning", fix="sort-nodes")
@@ -88,13 +88,17 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
         Safe: the order of the nodes is all that changes.
     """
     for scope in wire.scopes:
-        at = {name: node.index for node in scope.nodes for name in node.outputs if name}
-        for node in scope.nodes:
-            late = [name for name in node.inputs if at.get(name, -1) > node.index]
-            if late:
-                maker = scope.nodes[at[late[0]]]
-                text = f"it reads '{late[0]}', which {maker.op_type} '{maker.name}' makes further down"
-                yield Finding(scope.place(node), text, numbers={"position": node.index, "maker": maker.index})
+        made = set(chain.from_iterable(scope.makes))
+        early = (scope.read - made) | {"", *scope.inputs, *scope.constants}
+        at: dict[str, int] = {}
+        for index, (reads, makes) in enumerate(zip(scope.reads, scope.makes, strict=True)):
+            if not early.issuperset(reads):
+                at = at or {name: i for i, names in enumerate(scope.makes) for name in names}
+                late = next(name for name in reads if name not in early)
+                maker = scope.node(at[late])
+                text = f"it reads '{late}', which {maker.op_type} '{maker.name}' makes further down"
+                yield Finding(scope.place(index), text, numbers={"position": index, "maker": maker.position})
+            early.update(makes)
 
 
 @wire_rule("OQ007", "undefined-value", "error")
@@ -111,10 +115,11 @@ def undefined_value(wire: Wire) -> Iterator[Finding]:
         The name of a value that is there.
     """
     for scope in wire.scopes:
-        for node in scope.nodes:
-            for name in node.inputs:
-                if name and not scope.sees(name):
-                    yield Finding(scope.place(node, name), f"it reads '{name}', which nothing defines")
+        missing = {name for name in scope.read - scope.defined if not scope.sees(name)}
+        for index, names in enumerate(scope.reads if missing else ()):
+            for name in names:
+                if name in missing:
+                    yield Finding(scope.place(index, name), f"it reads '{name}', which nothing defines")
         for name in scope.outputs:
             if not scope.sees(name):
                 yield Finding(scope.place(value=name), f"nothing defines output '{name}'")
@@ -139,10 +144,10 @@ def doubled_entry(wire: Wire) -> Iterator[Finding]:
     for name, count in _doubled(functions):
         yield Finding(None, f"function '{name}' is there {count} times")
     for scope in wire.scopes:
-        for node in scope.nodes:
-            if len(node.proto.attribute) > 1:
-                for name, count in _doubled([a.name for a in node.proto.attribute]):
-                    yield Finding(scope.place(node), f"its attribute '{name}' is there {count} times")
+        for index, attributes in enumerate(scope.attributes):
+            if len(attributes) > 1:
+                for name, count in _doubled([a.name for a in attributes]):
+                    yield Finding(scope.place(index), f"its attribute '{name}' is there {count} times")
 
 
 @wire_rule("OQ021", "shadowed-name", "error")
@@ -182,12 +187,10 @@ def unused_constant(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: nothing reads it.
     """
-    read = _read_names(wire)
     for scope in wire.scopes:
-        outputs = set(scope.outputs)
-        for tensor in scope.initializers:
-            if tensor.name not in outputs and tensor.name not in read[scope.path]:
-                yield Finding(scope.place(value=tensor.name), f"nothing reads the initializer '{tensor.name}'")
+        unread = set(scope.constants) - wire.wanted[scope.path] - set(scope.outputs)
+        for name in (n for n in scope.constants if n in unread):
+            yield Finding(scope.place(value=name), f"nothing reads the initializer '{name}'")
 
 
 @wire_rule("OQ018", "dead-node", "info", fix="remove-unused")
@@ -207,21 +210,11 @@ def dead_node(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: nothing reads it.
     """
-    read = _read_names(wire)
     for scope in wire.scopes:
-        wanted = read[scope.path] | set(scope.outputs)
-        for node in scope.nodes:
-            if wanted.isdisjoint(name for name in node.outputs if name):
-                yield Finding(scope.place(node), "nothing reads what it makes")
-
-
-def _read_names(wire: Wire) -> dict[str, set[str]]:
-    """Names that the nodes of each scope, or of a scope inside it, read, and outputs of scopes inside it."""
-    read = {scope.path: {name for node in scope.nodes for name in node.inputs} for scope in wire.scopes}
-    for scope in reversed(wire.scopes):  # inner ones first
-        if scope.outer is not None:
-            read[scope.outer.path] |= read[scope.path] | set(scope.outputs)
-    return read
+        wanted = wire.wanted[scope.path] | set(scope.outputs)
+        for index, names in enumerate(scope.makes):
+            if wanted.isdisjoint(names):
+                yield Finding(scope.place(index), "nothing reads what it makes")
 
 
 def _doubled(names: list[str]) -> list[tuple[str, int]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import onnx
 from onnx import AttributeProto
 
 from onnxq.linting.rule import Finding, wire_rule
-from onnxq.linting.wire import Scope, Wire, WireNode
+from onnxq.linting.wire import Attribute, Scope, Wire
 from onnxq.wording import plural
 
 
@@ -26,16 +27,14 @@ def unknown_op(wire: Wire) -> Iterator[Finding]:
     Use instead:
         An opset that has the operator, or the domain it belongs to.
     """
-    functions = {(f.domain, f.name) for f in wire.model.functions}
-    for scope, node in _standard(wire):
-        if (node.domain, node.op_type) in functions:
-            continue
-        version = scope.imports[node.domain]
-        if _schema(node.op_type, node.domain, version) is None:
-            newest = _schema(node.op_type, node.domain, onnx.defs.onnx_opset_version())
-            why = f"; it is there from version {_first(node.op_type, node.domain)} on" if newest else ""
-            text = f"{node.op_type} is no operator of {node.domain or 'ai.onnx'} {version}{why}"
-            yield Finding(scope.place(node), text, numbers={"opset": version})
+    for scope, opset, op_types in _standard(wire):
+        unknown = {op_type for op_type in op_types if _schema(op_type, opset) is None}
+        for index, (domain, op_type) in enumerate(scope.ops if unknown else ()):
+            if not domain and op_type in unknown:
+                newest = _schema(op_type, onnx.defs.onnx_opset_version())
+                why = f"; it is there from version {_first(op_type)} on" if newest else ""
+                text = f"{op_type} is no operator of ai.onnx {opset}{why}"
+                yield Finding(scope.place(index), text, numbers={"opset": opset})
 
 
 @wire_rule("OQ016", "wrong-signature", "error")
@@ -54,72 +53,95 @@ def wrong_signature(wire: Wire) -> Iterator[Finding]:
     Use instead:
         The signature in the operator's documentation at that version.
     """
-    functions = {(f.domain, f.name) for f in wire.model.functions}
-    for scope, node in _standard(wire):
-        schema = _schema(node.op_type, node.domain, scope.imports[node.domain])
-        if schema is None or (node.domain, node.op_type) in functions:
-            continue
-        for text in _misfits(node, schema):
-            yield Finding(scope.place(node), text, numbers={"opset": scope.imports[node.domain]})
+    for scope, opset, op_types in _standard(wire):
+        schemas = {op_type: _signature(op_type, opset) for op_type in op_types}
+        rows = zip(scope.ops, scope.reads, scope.makes, scope.attributes, strict=True)
+        for index, ((domain, op_type), reads, makes, attributes) in enumerate(rows):
+            known = schemas.get(op_type) if not domain else None
+            if known is not None and not known.fits(len(reads), len(makes), attributes):
+                for text in known.misfits(op_type, len(reads), len(makes), attributes):
+                    yield Finding(scope.place(index), text, numbers={"opset": opset})
 
 
-def _standard(wire: Wire) -> Iterator[tuple[Scope, WireNode]]:
-    """Nodes of domains whose schemas onnx has, where the domain is imported at a version it knows."""
+def _standard(wire: Wire) -> Iterator[tuple[Scope, int, set[str]]]:
+    """Each scope with its opset and its standard operators that are no local functions, where onnx knows the opset."""
     newest = onnx.defs.onnx_opset_version()
+    functions = {f.name for f in wire.model.functions if f.domain in ("", "ai.onnx")}
     for scope in wire.scopes:
-        for node in scope.nodes:
-            if node.domain == "" and 0 < scope.imports.get("", 0) <= newest:
-                yield scope, node
+        opset = scope.imports.get("", 0)
+        if 0 < opset <= newest:
+            yield scope, opset, {op_type for domain, op_type in set(scope.ops) if not domain} - functions
 
 
 @cache
-def _schema(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
-        schema = onnx.defs.get_schema(op_type, version, domain)
+        schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
     return None if schema.deprecated else schema
 
 
 @cache
-def _first(op_type: str, domain: str) -> int:
+def _first(op_type: str) -> int:
     newest = onnx.defs.onnx_opset_version()
-    return next((v for v in range(1, newest + 1) if _schema(op_type, domain, v) is not None), 0)
+    return next((v for v in range(1, newest + 1) if _schema(op_type, v) is not None), 0)
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What a schema says of a node's inputs, outputs and attributes."""
+
+    since: int
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    types: dict[str, int]
+    required: frozenset[str]
+
+    def fits(self, inputs: int, outputs: int, attributes: Sequence[Attribute]) -> bool:
+        """Whether a node is as the schema says."""
+        return (
+            self.inputs[0] <= inputs <= self.inputs[1]
+            and self.outputs[0] <= outputs <= self.outputs[1]
+            and all(self.types.get(a.name) == a.type for a in attributes)
+            and (not self.required or self.required <= {a.name for a in attributes})
+        )
+
+    def misfits(self, op_type: str, inputs: int, outputs: int, attributes: Sequence[Attribute]) -> Iterator[str]:
+        """What is not as the schema says, in words."""
+        if not self.inputs[0] <= inputs <= self.inputs[1]:
+            yield f"{op_type} has {plural(inputs, 'input')}, its operator takes {_span(*self.inputs)}"
+        if not self.outputs[0] <= outputs <= self.outputs[1]:
+            yield f"{op_type} has {plural(outputs, 'output')}, its operator has {_span(*self.outputs)}"
+        for name in sorted(self.required - {a.name for a in attributes}):
+            yield f"{op_type} lacks its attribute '{name}'"
+        for name, kind, ref in attributes:
+            if name not in self.types:
+                if not (op_type in _PAIRS and name in _LATER):
+                    yield f"{op_type} has no attribute '{name}' at version {self.since}"
+            elif kind and kind != self.types[name] and not ref:
+                kinds = [_kind(number) for number in (kind, self.types[name])]
+                yield f"its attribute '{name}' is of type {kinds[0]}, not {kinds[1]}"
 
 
 @cache
-def _signature(schema_of: tuple[str, str, int]) -> tuple[int, int, int, int, dict[str, int], tuple[str, ...]]:
-    schema = _schema(*schema_of)
-    assert schema is not None
-    attributes = {name: int(a.type.value) for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
-    required = tuple(name for name, a in schema.attributes.items() if a.required)
-    return schema.min_input, schema.max_input, schema.min_output, schema.max_output, attributes, required
+def _signature(op_type: str, opset: int) -> _Signature | None:
+    schema = _schema(op_type, opset)
+    if schema is None:
+        return None
+    types = {name: int(a.type.value) for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
+    required = frozenset(name for name, a in schema.attributes.items() if a.required)
+    inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
+    return _Signature(schema.since_version, inputs, outputs, types, required)
 
 
-def _misfits(node: WireNode, schema: onnx.defs.OpSchema) -> Iterator[str]:
-    key = (node.op_type, node.domain, schema.since_version)
-    min_in, max_in, min_out, max_out, attributes, required = _signature(key)
-    if not min_in <= len(node.inputs) <= max_in:
-        yield f"{node.op_type} has {plural(len(node.inputs), 'input')}, its operator takes {_span(min_in, max_in)}"
-    if not min_out <= len(node.outputs) <= max_out:
-        yield f"{node.op_type} has {plural(len(node.outputs), 'output')}, its operator has {_span(min_out, max_out)}"
-    if not node.proto.attribute and not required:
-        return
-    given = {a.name: a for a in node.proto.attribute}
-    for name in required:
-        if name not in given:
-            yield f"{node.op_type} lacks its attribute '{name}'"
-    for name, attribute in given.items():
-        if name not in attributes:
-            if name not in _OURS:
-                yield f"{node.op_type} has no attribute '{name}' at version {schema.since_version}"
-        elif attribute.type and attribute.type != attributes[name] and not attribute.ref_attr_name:
-            kinds = [AttributeProto.AttributeType.Name(t) for t in (attribute.type, attributes[name])]
-            yield f"its attribute '{name}' is of type {kinds[0]}, not {kinds[1]}"
+def _kind(number: int) -> str:
+    return next((name for name, known in AttributeProto.AttributeType.items() if known == number), str(number))
 
 
 # Attributes of Q/DQ that came with later opsets are OQ306.
-_OURS = frozenset({"axis", "block_size", "saturate", "output_dtype", "precision"})
+_PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_LATER = frozenset({"axis", "block_size", "saturate", "output_dtype", "precision"})
 
 
 def _span(low: int, high: int) -> str:

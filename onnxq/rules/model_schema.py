@@ -103,7 +103,7 @@ def unused_import(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: no operator changes.
     """
-    used = {node.domain for scope in wire.scopes for node in scope.nodes} | {f.domain for f in wire.model.functions}
+    used = {domain for scope in wire.scopes for domain, _ in scope.ops} | {f.domain for f in wire.model.functions}
     versions: dict[str, list[int]] = {}
     for entry in wire.model.opset_import:
         versions.setdefault("" if entry.domain == "ai.onnx" else entry.domain, []).append(entry.version)
@@ -178,7 +178,8 @@ def ir_version(wire: Wire) -> Iterator[Finding]:
         The IR version that brought the type, or a later one.
     """
     seen: set[int] = set()
-    for _, place, tensor in wire.tensors:
+    for found in wire.tensors:
+        tensor = found.proto
         if tensor.data_type in seen:
             continue
         seen.add(tensor.data_type)
@@ -186,7 +187,7 @@ def ir_version(wire: Wire) -> Iterator[Finding]:
         since = _SINCE_IR.get(name, 0)
         if 0 < wire.model.ir_version < since:
             text = f"'{tensor.name}' is of type {name.lower()}, which needs IR version {since}"
-            yield Finding(place, text, numbers={"has": wire.model.ir_version, "needs": since})
+            yield Finding(found.place, text, numbers={"has": wire.model.ir_version, "needs": since})
 
 
 def _known(data_type: int) -> bool:
