@@ -14,7 +14,7 @@ from onnxq.passbase import Pass
 from onnxq.passes.freeze import Freeze
 from onnxq.passes.upgrade_opset import UpgradeOpset
 from onnxq.states import DEQUANTIZE, is_q
-from onnxq.trainable import deconvolution, downgrade, folding, parameters, record, stand_ins, unique_pairs
+from onnxq.trainable import deconvolution, downgrade, folding, parameters, record, stand_ins, unique_pairs, zero_points
 from onnxq.wording import plural
 
 
@@ -24,9 +24,9 @@ class FromTrainable(Pass):
 
     ``Div(s) -> Q(1) -> DQ(1) -> Mul(s)`` becomes the pair with one scale a channel, pairs that became one are several
     again, float biases int32 at input scale x weight scale (a bias that has outgrown int32 makes its weights' scales
-    coarser), and Conv the ConvTranspose it was. The model gets its opset back, weights become the integers that they round to.
-    Without training the model is the one that `to-trainable` got: integers, scales, structure. Rewritten pairs of a
-    model without records, such as one exported by the training build, are folded, too.
+    coarser), and Conv the ConvTranspose it was. The model gets its opset back, weights become the integers that they
+    round to. Without training the model is the one that `to-trainable` got: integers, scales, structure. Rewritten
+    pairs of a model without records, such as one exported by the training build, are folded, too.
 
     Attributes:
         checkpoint: ``.npz`` file with arrays by parameter name; empty: the parameters are in the model.
@@ -89,6 +89,7 @@ class FromTrainable(Pass):
             if why:
                 ctx.note("pair-kept", dq, f"it stays between Div and Mul: {why}", Severity.WARNING)
             folded += not why
+        count += zero_points.unite(model.graph)
         count += folded + stand_ins.take_back(model, namer, ctx)
         count += unique_pairs.split(model, namer)
         if count:

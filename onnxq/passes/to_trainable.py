@@ -25,7 +25,7 @@ from onnxq.passes.thaw import Thaw
 from onnxq.passes.upgrade_opset import UpgradeOpset
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 from onnxq.targets import load_target
-from onnxq.trainable import deconvolution, record, stand_ins, unique_pairs
+from onnxq.trainable import deconvolution, record, stand_ins, unique_pairs, zero_points
 from onnxq.trainable.downgrade import downgrade
 from onnxq.trainable.findings import obstacles
 from onnxq.trainable.parameters import parameters
@@ -83,6 +83,7 @@ class ToTrainable(Pass):
         turned = self._turn(model, namer, ctx)
         changed |= bool(turned)
         changed |= self._pairs(model, numbers, namer, ctx)
+        changed |= bool(zero_points.separate(model.graph, namer))
         if changed:
             remove_dead(model)
         _type_zero_points(model)

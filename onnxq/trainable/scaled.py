@@ -138,8 +138,9 @@ class Scaler:
         return self._constant(home, name, (home, number), np.array(number, np.float32))
 
     def _integer(self, home: ir.Graph, number: int, signed: bool) -> ir.Value:
+        """A zero point of its own: pairs must not share one (`onnxq.trainable.zero_points`)."""
         kind = np.int8 if signed else np.uint8
-        return self._constant(home, f"zero_point_{number}", (home, number, signed), np.array(number, kind))
+        return add_initializer(home, f"zero_point_{number}", np.array(number, kind), self.namer)
 
 
 def _spread(encoding: Encoding, numbers: Array, dims: tuple[int | None, ...]) -> Array | ir.TensorProtocol:

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -83,7 +84,11 @@ class TrainingBuild:
         (folder / "job.json").write_text(json.dumps(job))
         done = self.call(HERE / "worker.py", folder)
         assert done.returncode == 0, done.stderr
-        return Outcome(**json.loads((folder / "result.json").read_text()), trained=folder / "trained.npz")
+        outcome = Outcome(**json.loads((folder / "result.json").read_text()), trained=folder / "trained.npz")
+        if outcome.stage == "done":
+            done = self.call(ROOT / "onnxq" / "trainable" / "checkpoint.py", folder / "trained", outcome.trained)
+            assert done.returncode == 0, done.stderr
+        return outcome
 
 
 @pytest.fixture(scope="session")

@@ -116,6 +116,39 @@ def test_two_dequantizers_behind_one_quantizer(build: Any) -> None:
     assert "The output of QuantizeLinear (quantize) is being consumed by 2 nodes" in done.error
 
 
+def pairs(*names: str) -> list[Any]:
+    """A pair on each value, all with the same scale and zero point."""
+    made = [
+        (
+            helper.make_node("QuantizeLinear", [name, "s", "z"], [f"{name}_q"]),
+            helper.make_node("DequantizeLinear", [f"{name}_q", "s", "z"], [f"{name}_d"]),
+        )
+        for name in names
+    ]
+    return [node for pair in made for node in pair]
+
+
+@pytest.mark.parametrize("shared", ["none", "s", "z"])
+def test_pairs_that_share_a_constant(build: Any, shared: str) -> None:
+    renamed = helper.make_node("Identity", ["w_d"], ["d"])
+    model = gemm(pair=[*pairs("x", "w"), renamed])
+    model.graph.node[-1].input[0] = "x_d"
+    for name in {"s", "z"} - {shared}:
+        (old,) = [t for t in model.graph.initializer if t.name == name]
+        model.graph.initializer.append(old)
+        model.graph.initializer[-1].name = f"{name}_of_x"
+        for node in model.graph.node[:2]:
+            node.input[:] = [f"{name}_of_x" if n == name else n for n in node.input]
+    done = outcome(build, model)
+    if shared == "z":
+        assert done.stage == "artifacts"
+        assert (
+            "Expected: zero point initializer with name z to be present in the graph. Actual: not found" in done.error
+        )
+    else:
+        assert done.fell() > 3
+
+
 def test_integers_that_go_somewhere_else(build: Any) -> None:
     pair = [
         helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], "quantize"),

@@ -2,7 +2,7 @@
 
 ``python worker.py FOLDER``: FOLDER holds ``model.onnx``, ``data.npz`` (``x``, ``target``) and ``job.json`` (``train``:
 names of the parameters, ``steps``, ``rate``: first learning rate, which falls to zero along a line, ``batch``). Adds
-``result.json`` (see `Outcome` in conftest.py) and, after training, ``trained.npz`` with every parameter by name.
+``result.json`` (see `Outcome` in conftest.py) and, after training, the checkpoint ``trained``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def work(folder: Path, result: dict[str, Any]) -> None:
         optimizer.step()
         schedule.step()
         module.lazy_reset_grad()
-    np.savez(folder / "trained.npz", **{name: parameter.data for name, parameter in state.parameters})
+    CheckpointState.save_checkpoint(state, folder / "trained")
     result["stage"] = "done"
 
 
