@@ -216,15 +216,16 @@ def _granularity(
 
 
 def insert_behind(node: ir.Node, new: ir.Node, namer: Namer, rest: str) -> None:
-    """Put ``new``, which reads the output of ``node``, behind it: everybody else reads what it makes.
+    """Put ``new``, which reads an output of ``node``, behind it: everybody else reads what it makes.
 
     Args:
-        node: A node with one output.
+        node: The node that makes what ``new`` reads.
         new: The node to insert; its output takes the name of that output over.
         namer: Gives names.
         rest: The name that is left for the output of ``node``.
     """
-    graph, out, made = node.graph, node.outputs[0], new.outputs[0]
+    graph, made = node.graph, new.outputs[0]
+    out = next(value for value in new.inputs if value is not None and value.producer() is node)
     assert isinstance(graph, ir.Graph)
     read = [i for i, value in enumerate(new.inputs) if value is out]
     graph.insert_after(node, new)

@@ -26,13 +26,20 @@ def integer_type(node: ir.Node) -> ir.DataType | None:
 
     Without zero point and ``output_dtype`` a QuantizeLinear writes uint8 (operator text).
     """
-    data = node.inputs[0]
-    if node.op_type == DEQUANTIZE and data is not None and data.dtype is not None:
-        return data.dtype
-    zero = parameter(node, 2)
-    if zero is not None:
-        return zero.dtype
+    data, zero = (_dtype(node.inputs[0]), _dtype(parameter(node, 2)))
+    if node.op_type == DEQUANTIZE and data is not None:
+        return data
+    if parameter(node, 2) is not None:
+        return zero
     return None if node.op_type == DEQUANTIZE else ir.DataType(attr_int(node, "output_dtype", 0) or ir.DataType.UINT8)
+
+
+def _dtype(value: ir.Value | None) -> ir.DataType | None:
+    """The element type of a value; in a local function it is known of constants only."""
+    if value is None or value.dtype is not None:
+        return value.dtype if value is not None else None
+    tensor = constant_tensor(value)
+    return tensor.dtype if tensor is not None else None
 
 
 def float_type(node: ir.Node) -> ir.DataType:

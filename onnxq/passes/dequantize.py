@@ -13,6 +13,7 @@ from onnxq.look import onnx_op
 from onnxq.ops import MICROSOFT
 from onnxq.passbase import Context, Pass
 from onnxq.passes.freeze import Freeze
+from onnxq.passes.qoperator_to_qdq import QoperatorToQdq
 from onnxq.qoperators.floating import Floats, Saturation
 from onnxq.qoperators.raising import Raiser, Refused
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
@@ -46,6 +47,7 @@ class Dequantize(Pass):
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Make it float; one note says how many weights and pairs."""
         changed = plain_initializers(model)
+        changed |= QoperatorToQdq().run(model, ctx)
         changed |= Freeze().run(model, ctx)
         namer, weights, pairs, limited = Namer(model), 0, 0, 0
         for graph, imports, function in _scopes(model):

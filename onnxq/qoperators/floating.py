@@ -21,7 +21,7 @@ from onnxq.numerics.spec import QTYPES
 from onnxq.pairs import at_source, carried_on, float_type, integer_type, parameter, read_encoding
 from onnxq.qoperators.limits import limits_of
 from onnxq.qoperators.meaning import Meaning
-from onnxq.qoperators.movement import moved, pads_with_zero
+from onnxq.qoperators.movement import moved
 from onnxq.qoperators.raising import Raiser, Refused
 from onnxq.states import QUANTIZE, is_q
 from onnxq.weights import dequantized_weight, float_name
@@ -148,8 +148,6 @@ class Floats:
                 inputs[index] = self._behind(each, dq, wanted, dtype)
             else:
                 inputs[index] = self._number(each, constants, dq, dtype)
-        if pads_with_zero(node) and wanted.zero is not None:
-            raise Refused(f"{node.op_type} '{node.name}' fills in the integer 0, which is not the zero point")
         new = self._again(node, inputs, dtype)
         self._made.update({(old, wanted, dtype): out for old, out in zip(node.outputs, new.outputs, strict=True)})
         if onnx_op(node, "MaxPool") and len(node.outputs) > 1:

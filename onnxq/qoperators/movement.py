@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxq.look import attr_str, onnx_op
+from onnxq.pairs import parameter
 
 _FIRST = [
     "DepthToSpace",
@@ -44,10 +45,6 @@ def moved(node: ir.Node | None) -> tuple[int, ...]:
         return ()
     if onnx_op(node, "Dropout") and len(node.inputs) > 2:
         return ()  # in training mode, perhaps
+    if onnx_op(node, "Pad") and attr_str(node, "mode", "constant") == "constant" and parameter(node, 2) is None:
+        return ()  # fills in the number 0, which integers and floats write differently
     return tuple(i for i in _DATA.get(node.op_type, ()) if i < len(node.inputs) and node.inputs[i] is not None)
-
-
-def pads_with_zero(node: ir.Node) -> bool:
-    """Whether it is a Pad that fills in the number 0 because it says no other."""
-    plain = onnx_op(node, "Pad") and attr_str(node, "mode", "constant") == "constant"
-    return plain and (len(node.inputs) < 3 or node.inputs[2] is None)
