@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.look import attr_float, attr_int, constant, dims_of
+from onnxq.look import attr_float, attr_int, constant, dims_of, only_use, onnx_op
 from onnxq.ops import MICROSOFT
 from onnxq.qoperators.biases import dequantized_bias
 from onnxq.qoperators.parameters import is_single
@@ -44,7 +44,8 @@ def matmul_integer(node: ir.Node, raiser: Raiser) -> str:
     a, b, a_zero, b_zero = (*node.inputs, None, None)[:4]
     assert a and b
     axis = None if b.shape is None else max(len(b.shape) - 1, 0)
-    tail = find_tail(node, raiser, 1 if axis else None, len(node.outputs[0].shape or (1,)) if axis else 0)
+    rank = _rank(node, a, b)
+    tail = find_tail(node, raiser, 1 if axis else None, rank if axis else 0)
     if tail is None:
         made = raiser.float_op(node, "MatMul", exact_sum(node, raiser, axis), dtype=ir.DataType.FLOAT)
         raiser.take_over(node.outputs[0], raiser.as_int32(node, made))
@@ -55,8 +56,34 @@ def matmul_integer(node: ir.Node, raiser: Raiser) -> str:
     if tail.int_bias is not None:
         bias = dequantized_bias(raiser, node, tail.int_bias, [tail.x_scale, tail.w_scale])
         made = raiser.float_op(node, "Add", [made, bias], name=f"{made.name}_biased", like=tail.end)
+    else:
+        edge = only_use(tail.end)
+        other = edge.node.inputs[1 - edge.index] if edge is not None and onnx_op(edge.node, "Add") else None
+        if edge is not None and other is not None:
+            edge.node.replace_input_with(1 - edge.index, _widened(node, raiser, other, rank))
     raiser.take_over(tail.end, made)
     return ""
+
+
+def _rank(node: ir.Node, a: ir.Value, b: ir.Value) -> int:
+    """The rank of a product, or 1, the least of all, where it is unknown."""
+    if node.outputs[0].shape is not None:
+        return len(node.outputs[0].shape)
+    maker = a.producer()
+    left = dims_of(maker.inputs[0] if maker is not None and onnx_op(maker, "DynamicQuantizeLinear") else a)
+    return max(len(left), len(b.shape)) if left is not None and b.shape is not None else 1
+
+
+def _widened(node: ir.Node, raiser: Raiser, bias: ir.Value, rank: int) -> ir.Value:
+    """A constant bias with leading axes of length 1 behind a product of rank 3 and more.
+
+    onnxruntime (1.32) makes a float Gemm between Reshapes of such a product and a plain vector: with int8 in front of
+    it, the model does not load; behind a DynamicQuantizeLinear its input is quantized twice.
+    """
+    array = constant(bias)
+    if rank < 3 or array is None or array.ndim != 1:
+        return bias
+    return raiser.constant(node, f"{bias.name}_wide", array.reshape([1] * (rank - 1) + [-1]))
 
 
 def matmul_integer_to_float(node: ir.Node, raiser: Raiser) -> str:
@@ -73,6 +100,7 @@ def product_and_bias(node: ir.Node, raiser: Raiser, left: ir.Value, right: ir.Va
     """``MatMul (-> Add)`` takes the output of the node over."""
     made = raiser.float_op(node, "MatMul", [left, right])
     if bias is not None:
+        bias = _widened(node, raiser, bias, _rank(node, left, right))
         made = raiser.float_op(node, "Add", [made, bias], name=f"{made.name}_biased", like=node.outputs[0])
     raiser.take_over(node.outputs[0], made)
 
