@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -29,8 +30,7 @@ def load_target(name_or_path: str | Path | Target) -> Target:
     text = str(name_or_path)
     names = list_targets()
     if text in names:
-        file = resources.files(__package__) / f"{text}.yaml"
-        return parse_target(file.read_text(encoding="utf-8"), f"{text}.yaml")
+        return _built_in(text)
     path = Path(text)
     if path.suffix not in (".yaml", ".yml"):
         raise OptionError(f"unknown target '{text}'{near(text, names)} (or give the path of a YAML file)")
@@ -40,6 +40,12 @@ def load_target(name_or_path: str | Path | Target) -> Target:
         why = getattr(error, "strerror", None) or error
         raise OptionError(f"cannot read target file {text}: {why}") from error
     return parse_target(content, text)
+
+
+@cache
+def _built_in(name: str) -> Target:
+    file = resources.files(__package__) / f"{name}.yaml"
+    return parse_target(file.read_text(encoding="utf-8"), f"{name}.yaml")
 
 
 def parse_target(text: str, file: str) -> Target:

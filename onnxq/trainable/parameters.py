@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -62,14 +63,10 @@ def load(model: ir.Model, path: str, required: Sequence[str]) -> int:
             not; another shape or type; numbers that are not finite.
     """
     graph, file = model.graph, Path(path)
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            names = list(arrays.files)
-            for name in names:
-                _check(graph, file, name, arrays[name])
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, EOFError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read checkpoint {path}: {why} (it has to be a .npz file of arrays)") from error
+    with _opened(file) as arrays:
+        names = list(arrays)
+        for name in names:
+            _check(graph, file, name, arrays[name])
     missing = [name for name in required if name not in names]
     if missing:
         text = ", ".join(f"'{name}'" for name in missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -107,5 +104,20 @@ def _check(graph: ir.Graph, file: Path, name: str, array: Array) -> None:
 
 
 def _read(file: Path, name: str) -> Array:
-    with np.load(file, allow_pickle=False) as arrays:
+    with _opened(file) as arrays:
         return np.asarray(arrays[name])
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Mapping[str, Array]]:
+    """The arrays of a file, each read when it is asked for."""
+    try:
+        with file.open("rb") as stream:  # numpy leaves a file open that it cannot read
+            arrays = np.load(stream, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it holds a single array without a name")
+            with arrays:
+                yield arrays
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read checkpoint {file}: {why} (it has to be a .npz file of arrays)") from error

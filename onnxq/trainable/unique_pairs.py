@@ -82,8 +82,9 @@ def merge(graph: ir.Graph, numbers: Numbers, namer: Namer) -> int:
         if apart or len(behind) < 2:
             continue
         (kept, heir), *others = behind
+        name = heir.outputs[0].name
         entries = [_hand_over(graph, q, dq, heir, numbers, namer) for q, dq in others]
-        record.write(heir.metadata_props, q=numbers[kept], copies=entries)
+        record.write(heir.metadata_props, q=numbers[kept], name=name, copies=entries)
         count += len(others) + len(group) - 1
     return count
 
@@ -127,7 +128,8 @@ def split(model: ir.Model, namer: Namer) -> int:
             model.graph.insert_after(last, [*new, dq])
             last = dq
             count += len(new) + 1
-            _take_outputs(model.graph, heir.outputs[0], dq.outputs[0], entry["outputs"], namer)
+            if entry["outputs"]:
+                _take_outputs(model.graph, heir.outputs[0], dq.outputs[0], entry["outputs"], namer(known["name"]))
         for edge in uses(heir.outputs[0]):
             reads = record.read(edge.node.metadata_props).get("reads", {})
             if reads.get(str(edge.index)) in copies:
@@ -144,9 +146,9 @@ def _copy(node: ir.Node, names: list[str], attributes: dict[str, int], namer: Na
     return new
 
 
-def _take_outputs(graph: ir.Graph, old: ir.Value, new: ir.Value, indices: list[int], namer: Namer) -> None:
-    """Let a copy deliver graph outputs, under their names."""
+def _take_outputs(graph: ir.Graph, old: ir.Value, new: ir.Value, indices: list[int], name: str) -> None:
+    """Let a copy deliver graph outputs, under their names; the other gets the name of before."""
     for index in indices:
         if graph.outputs[index] is old:
-            old.name, new.name = namer(f"{old.name}_copy"), old.name
+            old.name, new.name = name, old.name
             graph.outputs[index] = new
