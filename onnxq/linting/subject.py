@@ -170,6 +170,10 @@ class Subject:
                 self._constants[value] = None  # a wire rule says what is wrong with its data
         return self._constants[value]
 
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Whether a value is an initializer that nobody overrides, or a Constant; its data are not read."""
+        return constant_tensor(value) is not None
+
     def dims(self, value: ir.Value | None) -> tuple[int | None, ...] | None:
         """The shape that a constant has, that the file declares, or that follows from the operators."""
         if value is None:

@@ -1,0 +1,204 @@
+"""OQ20x and OQ21x: types and shapes of scales and zero points, and zero points as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.linting.rule import Finding, graph_rule
+from onnxq.linting.subject import Subject
+from onnxq.numerics.spec import QTYPES
+from onnxq.states import dtype_name
+
+
+@graph_rule("OQ204", "scale-type", "error")
+def scale_type(subject: Subject) -> Iterator[Finding]:
+    """A scale has a type that the operator does not take beside its data.
+
+    What it does:
+        Compares the type of each QuantizeLinear's scale with that of its input below opset 23, where they must be the
+        same, and looks for types that no opset takes.
+
+    Why is this bad:
+        The model does not load.
+
+    Use instead:
+        A scale of the type of the data.
+    """
+    for one in subject.linears:
+        kind = one.scale_value.dtype if one.scale_value is not None else None
+        if kind is None or one.node.domain:
+            continue
+        opset = subject.opset(one.node)
+        floats = {ir.DataType.FLOAT} if opset < 19 else _FLOATS
+        if opset >= 24:
+            floats = floats | {ir.DataType.FLOAT8E8M0}
+        data = one.data.dtype if one.data is not None and one.quantizes else None
+        if kind not in floats:
+            yield Finding(one.node, f"its scale is {dtype_name(kind)}, which opset {opset} does not take")
+        elif data is not None and 19 <= opset < 23 and data != kind and data != ir.DataType.INT32:
+            text = f"its scale is {dtype_name(kind)} and its input {dtype_name(data)}; up to opset 22 they are the same"
+            yield Finding(one.node, text, numbers={"opset": opset})
+        elif data in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and opset < 19:
+            yield Finding(one.node, f"its input is {dtype_name(data)}, and opset {opset} takes float32 alone")
+
+
+@graph_rule("OQ205", "parameter-shape", "error")
+def parameter_shape(subject: Subject) -> Iterator[Finding]:
+    """Scale and zero point have shapes that do not go together, or that the operator does not take.
+
+    What it does:
+        Looks for a zero point of another shape than the scale, and for a scale of rank 2 or more without `block_size`.
+
+    Why is this bad:
+        onnxruntime loads the file and stops when it runs, or fuses it and takes no notice: results then depend on the
+        optimization level.
+
+    Use instead:
+        Scalars, one entry a channel, or one a block; the zero point always like the scale.
+    """
+    for one in subject.linears:
+        scale = subject.dims(one.scale_value)
+        zero = subject.dims(one.zero_value)
+        if scale is None:
+            continue
+        if zero is not None and zero != scale and not (_size(zero) == _size(scale) == 1):
+            text = f"its zero point has shape {list(zero)} and its scale {list(scale)}"
+            yield Finding(one.node, text)
+        elif len(scale) > 1 and not one.block_size and _size(scale) != 1:
+            yield Finding(one.node, f"its scale has shape {list(scale)}, and there is no block_size")
+
+
+@graph_rule("OQ206", "zero-point-type", "error")
+def zero_point_type(subject: Subject) -> Iterator[Finding]:
+    """A zero point has another type than the integers it belongs to.
+
+    What it does:
+        Compares the zero point of each DequantizeLinear with what it reads, and that of a QuantizeLinear with its
+        `output_dtype`.
+
+    Why is this bad:
+        The model does not load. Where the type of the integers is not declared, it may load and shift every value.
+
+    Use instead:
+        A zero point of the type of the integers.
+    """
+    for one in subject.linears:
+        zero = one.zero_value.dtype if one.zero_value is not None else None
+        if zero is None:
+            continue
+        if one.quantizes:
+            asked = one.node.attributes.get("output_dtype")
+            other = ir.DataType(asked.as_int()) if asked is not None and asked.as_int() else None
+        else:
+            other = one.data.dtype if one.data is not None else None
+        if other is not None and other != zero:
+            text = f"its zero point is {dtype_name(zero)} and its integers are {dtype_name(other)}"
+            yield Finding(one.node, text)
+
+
+@graph_rule("OQ207", "mixed-zero-points", "warning")
+def mixed_zero_points(subject: Subject) -> Iterator[Finding]:
+    """The channels of one tensor have different zero points.
+
+    What it does:
+        Looks for zero points per channel or block that are not all the same.
+
+    Why is this bad:
+        ONNX allows it; most integer kernels take one zero point for the whole weight, and refuse or ignore the others.
+        For 4-bit blocks it is usual and not reported.
+
+    Use instead:
+        Symmetric weights, or one zero point.
+    """
+    for one in subject.linears:
+        zero = one.zero
+        if zero is not None and zero.size > 1 and not one.block_size and (zero != zero.flat[0]).any():
+            numbers = {"channels": int(zero.size), "least": int(zero.min()), "greatest": int(zero.max())}
+            yield Finding(one.node, "its zero points differ from channel to channel", numbers=numbers)
+
+
+@graph_rule("OQ208", "zero-point-not-symmetric", "warning")
+def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
+    """Signed weights have a zero point other than 0.
+
+    What it does:
+        Looks for DequantizeLinear nodes that read a constant of a signed type with a zero point that is not 0.
+
+    Why is this bad:
+        Signed weights are taken to be symmetric: TensorRT, QNN and most accelerators refuse or ignore the zero point.
+
+    Use instead:
+        Symmetric weights, or an unsigned type.
+    """
+    for one in subject.linears:
+        if one.quantizes or one.zero is None or one.block_size or one.dtype not in _SIGNED:
+            continue
+        if subject.is_constant(one.data) and one.zero.any():
+            numbers = {"zero point": int(one.zero.flat[int(np.argmax(one.zero != 0))])}
+            yield Finding(
+                one.node, f"its {dtype_name(one.dtype)} weight has a zero point other than 0", numbers=numbers
+            )
+
+
+@graph_rule("OQ211", "zero-point-out-of-range", "error")
+def zero_point_out_of_range(subject: Subject) -> Iterator[Finding]:
+    """A zero point is stored as a number that its type does not have.
+
+    What it does:
+        Reads the typed field of zero points, where a number may stand that the type cannot hold.
+
+    Why is this bad:
+        Readers wrap it around or refuse it: a zero point of 300 becomes 44.
+
+    Use instead:
+        A zero point within the range of its type.
+    """
+    for one in subject.linears:
+        record = getattr(one.zero_value.const_value, "record", None) if one.zero_value is not None else None
+        kind = one.zero_value.dtype if one.zero_value is not None else None
+        spec = QTYPES.get(kind.name.lower()) if kind is not None else None
+        if record is None or spec is None or spec.bits < 8 or not record.int32_data:
+            continue
+        worst = max(record.int32_data, key=abs)
+        if not spec.qmin <= worst <= spec.qmax:
+            text = f"its zero point '{record.name}' is stored as {worst}, outside {dtype_name(kind)}"
+            yield Finding(one.node, text, numbers={"stored": worst, "least": spec.qmin, "greatest": spec.qmax})
+
+
+@graph_rule("OQ213", "overridable-parameter", "warning", fix="freeze-defaults", safe=False)
+def overridable_parameter(subject: Subject) -> Iterator[Finding]:
+    """A scale or zero point is a graph input, so that a caller may change it.
+
+    What it does:
+        Looks for pairs whose parameters are inputs of the graph.
+
+    Why is this bad:
+        No runtime fuses such a pair: the layer runs in float.
+
+    Use instead:
+        Parameters as initializers.
+
+    Fix safety:
+        Unsafe: where the input has a default, it can no longer be overridden; one without stays.
+    """
+    for one in subject.linears:
+        for what, value in (("scale", one.scale_value), ("zero point", one.zero_value)):
+            if value is not None and value.is_graph_input():
+                has = value.const_value is not None
+                yield Finding(one.node, f"its {what} '{value.name}' is an input of the graph", fixable=has)
+
+
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+_SIGNED = {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT4, ir.DataType.INT2}
+
+
+def _size(shape: tuple[int | None, ...]) -> int | None:
+    size = 1
+    for dim in shape:
+        if dim is None:
+            return None
+        size *= dim
+    return size
