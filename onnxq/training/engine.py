@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxq.border import to_proto
 from onnxq.context import Context
 from onnxq.edit import plain_initializers
-from onnxq.errors import DataError, OptionError
+from onnxq.errors import DataError, OptionError, UnsupportedError
 from onnxq.look import Array, attr_int
 from onnxq.passes.inline_functions import InlineFunctions
 from onnxq.passes.lift_constants import LiftConstants
@@ -37,10 +38,11 @@ class Trainable:
     Attributes:
         proto: Inputs: the model's inputs, targets ``target.<output>``, parameters. Outputs: the model's outputs,
             ``loss``, ``grad.<parameter>``.
-        parameters: Master weights, biases (and what normalizations scale and add) and, where scales are learned,
-            factors of the initial scales, 1 at first; each float32 and C-contiguous. To be changed in place.
+        parameters: Master weights, biases (and what normalizations scale and add) and learned scales, each float32 and
+            C-contiguous. To be changed in place; scales stay positive.
         kinds: What each parameter is.
-        gradient_scale: What LSQ multiplies the gradient of a scale by, where the optimizer depends on its size.
+        gradient_scale: Factors of the gradient of log s, for optimizers that depend on its size, at which a scale takes
+            LSQ's steps.
     """
 
     proto: onnx.ModelProto
@@ -149,6 +151,9 @@ def trainable(
     primal = to_proto(work)
     settled = settle(primal)
     shapes = fixed_shapes(settled, batch, initial)
+    unknown = [c for c, _ in residues_of(primal.graph) if c not in shapes]
+    if unknown:
+        raise UnsupportedError(f"the shape of '{unknown[0]}' cannot be found: run infer-shapes, or train a part")
     declare(primal.graph, shapes | {r: shapes[c] for c, r in residues_of(primal.graph)})
     heads = {name: _head(name, last, shapes) for name, last in lasts.items()}
     append_loss(primal.graph, loss, heads)
@@ -161,7 +166,7 @@ def trainable(
         base,
         settled,
         frozen,
-        Runtime(threads=threads),
+        Runtime(threads=threads, lean=True),  # the memory pattern of the first run comes on top: 1.9 GB for 1.0 GB
         ctx,
     )
 
@@ -175,9 +180,11 @@ def _head(output: str, last: ir.Node | None, shapes: Mapping[str, tuple[int, ...
 
 
 def _gradient_scale(scale: Parameter, shapes: Mapping[str, tuple[int, ...]], sources: Mapping[str, Parameter]) -> float:
-    """1 / sqrt(values * qmax), with the values behind one scale: of a weight, or of one sample of an activation.
+    """``g / s²``, with ``g = 1 / sqrt(values * qmax)`` for the values behind one scale: of a weight, or of one sample.
 
-    Esser et al., Learned Step Size Quantization, 2020, section 2.2.
+    LSQ moves s by ``rate * g * dL/ds`` (Esser et al., Learned Step Size Quantization, 2020, section 2.2), so log s by
+    ``rate * g / s² * dL/dlog s``.
     """
     sizes = [math.prod(shapes[n] if n in sources else shapes[n][1:]) for n in scale.data if n in shapes]
-    return 1 / math.sqrt(max(max(sizes, default=1) / scale.initial.size, 1) * scale.qmax)
+    values = max(max(sizes, default=1) / scale.initial.size, 1)
+    return float(1 / (math.sqrt(values * scale.qmax) * np.mean(scale.initial.astype(np.float64) ** 2)))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxq.context import Context
 from onnxq.edit import Namer, replace_initializer
-from onnxq.look import Array, constant
+from onnxq.look import Array, dims_of
 from onnxq.passes.freeze import Freeze
 from onnxq.training.requantize import encode_bias, raise_weights, readers_of
 from onnxq.training.twin import Parameter
@@ -20,8 +20,8 @@ def finished(
 ) -> ir.Model:
     """The model with parameters in place; what was passed stays as it is.
 
-    Weights and float biases get the values, copied. Learned scales become ``s0 * f`` in float32, as in the twin. Int32
-    biases are rounded to float32(s_x * s_w) if that was their scale, else to their own.
+    Weights, float biases and learned scales get the values, copied. Int32 biases are rounded to float32(s_x * s_w) if
+    that was their scale, else to their own.
 
     Args:
         base: The Q/DQ model that the twin was made of, weights float in front of pairs.
@@ -40,12 +40,7 @@ def finished(
     for name, source in sources.items():
         for held in () if source.integer else source.held:
             old = model.graph.initializers[held]
-            data = np.array(values[name], np.float32)
-            if source.kind == "scale":
-                scale = constant(old)
-                assert scale is not None
-                data = (scale.reshape(data.shape) * data).reshape(scale.shape)
-            replace_initializer(old, data, namer)
+            replace_initializer(old, np.array(values[name], np.float32).reshape(dims_of(old)), namer)
     for dq, bias in biases.items():
         raise_weights(list(readers_of(dq, bias)), namer, ctx)
     for dq, bias in biases.items():

@@ -91,6 +91,13 @@ def find_sites(model: ir.Model, train: Train, ctx: Context) -> Sites:
     constants = {value: kind for value, kind in _constants(model.graph) if _trained(value, kind, train, ctx)}
     found = [pair for node in model.graph if is_q(node, QUANTIZE) for pair in _pair(node, constants, ctx)]
     biases = [node for node in model.graph if is_q(node, DEQUANTIZE) and _is_bias(node, train, ctx)]
+    known = {dq for pair in found for dq in pair.dqs}
+    for node in model.graph:
+        made = node.inputs[0].producer() if is_q(node, DEQUANTIZE) and node.inputs[0] is not None else None
+        if made is not None and node not in known and not is_q(made, QUANTIZE):
+            ctx.note(
+                "not-trained", node, f"no gradient goes through it: {made.op_type} '{made.name}' makes its integers"
+            )
     return Sites(found, constants, biases)
 
 

@@ -6,8 +6,7 @@ the pair, bit for bit: the zero point is an integer, and clipping to integers co
 the clipped identity for x, and for s it is ``Round(c) - u`` inside and the bound outside, which is LSQ (Esser et al.,
 Learned Step Size Quantization, 2020).
 
-A learned scale is ``s = s0 * f`` with the factor f as the parameter, 1 at first: the twin starts as exactly the model
-it was made from, and steps are relative, whatever the size of the tensor's values.
+A learned scale is an input in the shape of the stored one; pairs that share it read the same input.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Parameter:
         held: Names of what holds it in the Q/DQ model: of a weight or a float bias the initializer, of an int32 bias
             the output of its DequantizeLinear, of a scale all initializers with that scale.
         integer: Whether it is an int32 bias.
-        data: Names of the tensors that a scale quantizes.
+        data: Names of the constants and activations that a scale quantizes.
         qmax: Largest integer of a scale's type.
     """
 
@@ -70,7 +69,7 @@ def make_twin(model: ir.Model, train: Train, scales: bool, ctx: Context) -> dict
     writer = _Writer(model, Namer(model))
     if scales:
         for group in scale_groups(sites.pairs, train, ctx):
-            writer.factor(group)
+            writer.scale(group)
     for pair in sites.pairs:
         writer.pair(pair)
     for node in sites.biases:
@@ -86,22 +85,19 @@ class _Writer:
     model: ir.Model
     namer: Namer
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    _factors: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    _whole: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    _learned: dict[ir.Value, ir.Value] = field(default_factory=dict)
     _spread: dict[tuple[Any, ...], ir.Value] = field(default_factory=dict)
     _numbers: dict[tuple[str, bytes, tuple[int, ...]], ir.Value] = field(default_factory=dict)
 
-    def factor(self, group: Sequence[Pair]) -> None:
+    def scale(self, group: Sequence[Pair]) -> None:
         """One parameter for the scale that some pairs share."""
         held = dict.fromkeys(value for pair in group for value in pair.scales)
-        initial = np.ones(group[0].encoding.scale.shape, np.float32)
-        name = self.namer(f"{group[0].data.name}.scale")
-        data = tuple(pair.data.name or "" for pair in group)
-        qmax = group[0].encoding.spec.qtype.qmax
-        self.parameters[name] = Parameter("scale", initial, tuple(v.name or "" for v in held), data=data, qmax=qmax)
-        value = self._input(name, initial.shape)
-        for scale in held:
-            self._factors[scale] = value
+        encoding, name = group[0].encoding, self.namer(f"{group[0].data.name}.scale")
+        data = tuple((pair.weight or pair.data).name or "" for pair in group)
+        self.parameters[name] = Parameter(
+            "scale", encoding.scale.copy(), tuple(v.name or "" for v in held), data=data, qmax=encoding.spec.qtype.qmax
+        )
+        self._learned |= dict.fromkeys(held, self._input(name, encoding.scale.shape))
 
     def pair(self, pair: Pair) -> None:
         """Arithmetic for both halves of a pair; the QuantizeLinear stays for readers in bodies and for outputs."""
@@ -174,21 +170,17 @@ class _Writer:
         """The scale of a pair node in a shape that broadcasts over its data as `grid` cuts them."""
         own = node.inputs[1]
         assert own is not None
-        constant_scale = lying(encoding.scale, encoding, dims)
-        factor = self._factors.get(own)
-        if factor is None:
-            return self._number(constant_scale)
-        key = (factor, encoding.spec.granularity, constant_scale.shape)
+        fixed, learned = lying(encoding.scale, encoding, dims), self._learned.get(own)
+        if learned is None:
+            return self._number(fixed)
+        key = (learned, encoding.spec.granularity, fixed.shape)
         if key not in self._spread:
-            name = f"{factor.name}.learned"
-            if factor not in self._whole:
-                self._whole[factor] = self._op(None, "Mul", [factor, self._number(encoding.scale)], name)
-            self._spread[key] = self._lying(self._whole[factor], encoding, dims, constant_scale.shape, f"{name}.lying")
+            self._spread[key] = self._lying(learned, encoding, dims, fixed.shape)
         return self._spread[key]
 
-    def _lying(self, scale: ir.Value, encoding: Encoding, dims: Dims, shape: Dims, name: str) -> ir.Value:
+    def _lying(self, scale: ir.Value, encoding: Encoding, dims: Dims, shape: Dims) -> ir.Value:
         """A learned scale, laid out as `lying` does it."""
-        granularity = encoding.spec.granularity
+        granularity, name = encoding.spec.granularity, f"{scale.name}.lying"
         if isinstance(granularity, Blocked) and grid(encoding, dims) is None:
             axis = granularity.axis or 0
             blocks = self._number(np.arange(dims[axis], dtype=np.int64) // granularity.size)
@@ -211,11 +203,7 @@ class _Writer:
         node = ir.Node("", op_type, inputs, attributes, name=self.namer(name))
         node.outputs[0].name = self.namer(f"{name}.out")
         if before is None:
-            graph, made = self.model.graph, inputs[0].producer()
-            if made is not None:
-                graph.insert_after(made, node)
-            else:
-                graph.insert_before(graph[0], node)
+            self.model.graph.insert_before(self.model.graph[0], node)
         else:
             graph_of(before.outputs[0]).insert_before(before, node)
         return node.outputs[0]
