@@ -107,6 +107,12 @@ def _quantizer(q: ir.Node, main: bool, opset: int) -> Iterator[Finding]:
     if dtype not in _EIGHT:
         text = f"rounds to {dtype.name.lower() if dtype else 'an unknown type'}, the training build to 8 bits{after}"
         yield Finding("other-width", q, text)
+    zero_value = parameter(q, 2)
+    others = {n for n, index in zero_value.uses() if index == 2} - {q, *behind} if zero_value is not None else set()
+    if any(is_q(node, QUANTIZE) for node in others):
+        other = min(_name(node) for node in others if is_q(node, QUANTIZE))
+        text = f"shares its zero point with {other}: the training build takes it away with the first pair{after}"
+        yield Finding("shared-zero-point", q, text)
     for node in (q, *behind):
         zero = constant_tensor(parameter(node, 2))
         if zero is not None and zero.dtype in _EIGHT and not is_typed(zero):

@@ -100,7 +100,8 @@ def _replace(dq: ir.Node, encoding: Encoding, numbers: Numbers, namer: Namer) ->
     }
     if isinstance(found, str):
         assert q is not None and q.inputs[0] is not None
-        record.write(dq.metadata_props, q=numbers[q], outside=q.graph is not dq.graph)
+        names = [q.name or QUANTIZE, q.outputs[0].name or "quantized"]
+        record.write(dq.metadata_props, q=numbers[q], names=names, outside=q.graph is not dq.graph)
         value, form = q.inputs[0], Form.of(q, dq, encoding)
     else:
         tensor, dtype = found.read(), float_type(dq)
@@ -173,7 +174,7 @@ def _restore(
     form, value = Form.from_json(data["form"]), node.inputs[0]
     assert value is not None and isinstance(node.graph, ir.Graph)
     encoding = _encoding(form, data)
-    base, home = value.name or "value", graph_of(value)
+    home = graph_of(value)
     if form.q is None:
         encoding = fitting(node, encoding, namer, ctx) if form.qtype.bits > 16 else encoding
         stored = add_initializer(home, form.names[2], _integers(value, encoding, data.get("rest", [])), namer)
@@ -183,8 +184,8 @@ def _restore(
     graph = home if known["outside"] else node.graph
     key = (known["q"], value, graph)
     if key not in made:
-        q = ir.Node("", QUANTIZE, [value], name=namer(f"{base}_{QUANTIZE}"))
-        q.outputs[0].name, q.outputs[0].shape = namer(f"{base}_quantized"), value.shape
+        q = ir.Node("", QUANTIZE, [value], name=namer(known["names"][0]))
+        q.outputs[0].name, q.outputs[0].shape = namer(known["names"][1]), value.shape
         _insert(q, node, value, graph)
         made[key] = q, form.parameters(graph, encoding, namer)
     node.op_type = DEQUANTIZE
