@@ -1,0 +1,109 @@
+"""Matrix products whose output stays float, and data movement, on integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq.look import constant, constant_tensor, dims_of, only_use, onnx_op
+from onnxq.ops import MICROSOFT
+from onnxq.pairs import integer_type, parameter
+from onnxq.qoperators.lowering import check_types, is_dq, read_operand
+from onnxq.qoperators.meaning import Meaning
+from onnxq.qoperators.movement import moved
+from onnxq.qoperators.raising import Raiser, Refused
+from onnxq.states import QUANTIZE, is_q
+
+
+def dynamic_source(value: ir.Value | None) -> ir.Node | None:
+    """The DynamicQuantizeLinear behind a value that is dequantized with just its scale and zero point."""
+    dq = is_dq(value)
+    maker = dq.inputs[0].producer() if dq is not None and dq.inputs[0] is not None else None
+    same = maker is not None and dq is not None and tuple(dq.inputs) == tuple(maker.outputs)
+    return maker if same and onnx_op(maker, "DynamicQuantizeLinear") else None
+
+
+def multiply_to_float(node: ir.Node, raiser: Raiser) -> str:
+    """``MatMul (-> Add bias)`` between pairs, its output float -> ``MatMulIntegerToFloat``."""
+    a, b = (read_operand(node, i, raiser) for i in (0, 1))
+    check_types([a, b], None, product=True)
+    bias, end = _bias(node, b.integers)
+    inputs = [a.integers, b.integers, a.scale, b.scale, a.zero, b.zero, bias]
+    dtype = ir.DataType.FLOAT
+    made = raiser.float_op(node, "MatMulIntegerToFloat", inputs, domain=MICROSOFT, dtype=dtype)
+    raiser.take_over(end, made)
+    return ""
+
+
+def multiply_dynamic(node: ir.Node, raiser: Raiser, contrib: bool) -> str:
+    """A MatMul with an input quantized at run time -> DynamicQuantizeMatMul, or MatMulInteger and scales behind it.
+
+    Args:
+        node: The MatMul.
+        raiser: Makes nodes.
+        contrib: Whether onnxruntime's own operator may be used.
+    """
+    source, b = dynamic_source(node.inputs[0]), read_operand(node, 1, raiser)
+    assert source is not None
+    if constant_tensor(b.integers) is None:
+        raise Refused("its weight is computed at run time")
+    dtype, base = ir.DataType.FLOAT, node.name or node.op_type
+    if contrib:
+        bias, end = _bias(node, b.integers)
+        inputs = [source.inputs[0], b.integers, b.scale, b.zero, bias]
+        made = raiser.float_op(node, "DynamicQuantizeMatMul", inputs, domain=MICROSOFT, dtype=dtype)
+        raiser.take_over(end, made)
+        return ""
+    x, scale, zero = source.outputs
+    product = raiser.float_op(node, "MatMulInteger", [x, b.integers, zero, b.zero], dtype=ir.DataType.INT32)
+    wide = raiser.float_op(node, "Cast", [product], {"to": int(dtype)}, name=base, like=node.outputs[0], dtype=dtype)
+    both = raiser.float_op(node, "Mul", [scale, b.scale], name=f"{base}_scales", like=b.scale, dtype=dtype)
+    made = raiser.float_op(node, "Mul", [wide, both], name=base, like=node.outputs[0], dtype=dtype)
+    raiser.take_over(node.outputs[0], made)
+    return ""
+
+
+def _bias(node: ir.Node, weight: ir.Value) -> tuple[ir.Value | None, ir.Value]:
+    """The bias that is added right behind a product, one number a column, and where the two of them end."""
+    out, columns = node.outputs[0], (dims_of(weight) or (None,))[-1]
+    use = only_use(out)
+    if use is None or not onnx_op(use.node, "Add"):
+        return None, out
+    other = use.node.inputs[1 - use.index]
+    found = constant(other)
+    if other is None or found is None or found.shape != (columns,) or found.dtype != np.float32:
+        return None, out
+    if other.producer() is not None:
+        return None, out  # a Constant, perhaps behind the product
+    return other, use.node.outputs[0]
+
+
+def move(node: ir.Node, raiser: Raiser) -> str:
+    """Data movement between pairs that say the same on both sides: moves the integers.
+
+    Raises:
+        Refused: Some operand is float, or the two sides differ.
+    """
+    data = moved(node)
+    dqs = [is_dq(node.inputs[i]) for i in data]
+    first = dqs[0]
+    meanings = {Meaning.of(dq) for dq in dqs if dq is not None}
+    if first is None or None in dqs or len(meanings) > 1:
+        raise Refused("its operands are float, or of different encodings")
+    (meaning,), dtype = meanings, integer_type(first)
+    if meaning.axis is not None or meaning.block_size or constant(parameter(first, 1)) is None:
+        raise Refused("its encoding has several scales, or computed ones")
+    outputs = node.outputs if node.op_type == "Split" else node.outputs[:1]
+    quantizers = [user for out in outputs for user, _ in out.uses()]
+    if any(out.is_graph_output() for out in outputs) or not all(is_q(q, QUANTIZE) for q in quantizers):
+        raise Refused("its output is read as floats")
+    if not quantizers or any(Meaning.of(q) != meaning or integer_type(q) != dtype for q in quantizers):
+        raise Refused("its encoding is another one behind it")
+    for index, dq in zip(data, dqs, strict=True):
+        assert dq is not None
+        node.replace_input_with(index, dq.inputs[0])
+    for out in outputs:
+        out.dtype = dtype or ir.DataType.UINT8
+        for q in [user for user, _ in out.uses()]:
+            raiser.take_over(q.outputs[0], out)
+    return ""
