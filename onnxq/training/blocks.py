@@ -31,6 +31,18 @@ class Block:
     end: Match | None
     layers: tuple[ir.Node, ...]
 
+    def quantized(self, model: ir.Model, *, before_pair: bool = False) -> ir.Model:
+        """Its nodes, with the pair behind its end unless ``before_pair``, as a model of their own."""
+        begin = self.begin.computed if self.begin else None
+        if self.end is None:
+            return part(model, begin, list(model.graph.outputs))
+        return part(model, begin, [self.end.computed if before_pair else self.end.seen])
+
+    def exact(self, model: ir.Model) -> ir.Model:
+        """The same part of the float model."""
+        begin = self.begin.reference if self.begin else None
+        return part(model, begin, [self.end.reference] if self.end else list(model.graph.outputs))
+
 
 def blocks(quantized: ir.Model, reference: ir.Model, *, layers: int = 1) -> list[Block]:
     """Cut a Q/DQ model at values that its float model has, too.
@@ -76,7 +88,9 @@ def part(model: ir.Model, begin: ir.Value | None, ends: Sequence[ir.Value]) -> i
     )
     for value in copy.graph.inputs:
         if begin is not None and value.name == begin.name:
-            value.type, value.shape = begin.type or ir.TensorType(ir.DataType.FLOAT), None
+            value.shape = None
+    for value in (*copy.graph.inputs, *copy.graph.outputs):
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
     return copy
 
 

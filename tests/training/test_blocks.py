@@ -5,7 +5,7 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.session import Runtime, open_session
-from onnxq.training.blocks import blocks, part, quantized_weights
+from onnxq.training.blocks import blocks, quantized_weights
 
 TRUE = Runtime(true_semantics=True, threads=1)
 BODY = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4, 6, 6] x, float[n, 4, 1, 1] mask) => (float[n, 4] y) {
@@ -74,8 +74,7 @@ def test_parts_read_only_what_they_need(models):
     quantized, reference = models
     inputs = []
     for block in blocks(quantized, reference):
-        ends = [block.end.seen] if block.end else quantized.graph.outputs
-        cut = part(quantized, block.begin and block.begin.computed, ends)
+        cut = block.quantized(quantized)
         inputs.append({value.name: value.shape for value in cut.graph.inputs})
     assert [list(names) for names in inputs] == [["x"], ["b", "mask"], ["k"]]
     assert inputs[1]["b"] is None  # whatever batch is fed
@@ -89,9 +88,8 @@ def test_parts_one_after_the_other_give_what_the_whole_gives(models):
             whole = session.run(sample)
         value = None
         for block in blocks(*models):
-            sides = [m and (m.computed, m.reference)[side] for m in (block.begin, block.end)]
-            begin, end = sides
-            cut = part(model, begin, [end] if end else model.graph.outputs)
+            cut = block.exact(model) if side else block.quantized(model, before_pair=True)
+            begin = block.begin and (block.begin.reference if side else block.begin.computed)
             feeds = sample | ({} if begin is None else {begin.name: value})
             with open_session(cut, TRUE) as session:
                 (value,) = session.run({name: feeds[name] for name in session.inputs})
@@ -102,9 +100,7 @@ def test_the_model_stays_as_it_is(models):
     quantized, _ = models
     before = ir.to_proto(quantized).SerializeToString(deterministic=True)
     for block in blocks(*models):
-        part(
-            quantized, block.begin and block.begin.computed, [block.end.seen] if block.end else quantized.graph.outputs
-        )
+        block.quantized(quantized)
     assert ir.to_proto(quantized).SerializeToString(deterministic=True) == before
 
 
