@@ -7,7 +7,7 @@ and Cast to a float type. Shapes are known all along, since they start from a co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,3 +228,35 @@ def _followed(source: ir.Value, tensor: ir.TensorProtocol, nodes: tuple[ir.Node,
         steps.append(one)
         dims = one.after
     return Carried(source, tensor, nodes, tuple(steps))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A use of a value behind carriers.
+
+    Attributes:
+        node: What reads it.
+        index: The input it is read at.
+        dims: Its shape there.
+        axis: Where the axis that was followed is there.
+    """
+
+    node: ir.Node
+    index: int
+    dims: Dims
+    axis: int
+
+
+def readers_behind(value: ir.Value, dims: Dims, axis: int) -> Iterator[Reader]:
+    """What reads a value of shape ``dims``, directly or through carriers, with where an axis of it went.
+
+    Where a carrier merges or splits the axis nobody can say where it is, and what lies behind is left out.
+    """
+    for node, index in value.uses():
+        if not carries(node) or index:
+            yield Reader(node, index, dims, axis)
+            continue
+        one = step(node, dims)
+        there = one.forward(axis) if isinstance(one, Step) else one
+        if isinstance(one, Step) and isinstance(there, int):
+            yield from readers_behind(node.outputs[0], one.after, there)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.carry import Dims, Step, carries, constant_behind, step
+from onnxq.carry import constant_behind, readers_behind
 from onnxq.diagnostics import Severity
 from onnxq.errors import ValidationError
 from onnxq.look import all_nodes, attr_int, constant, constant_tensor, dims_of, onnx_op
@@ -142,27 +142,12 @@ def _channel_axis(dq: ir.Node) -> Iterator[Finding]:
     if isinstance(weight, str) or scale is None or scale.size <= 1 or attr_int(dq, "block_size", 0) or not weight.dims:
         return
     axis = attr_int(dq, "axis", 1) % len(weight.dims)
-    for reader, index, rank, there in _readers_behind(dq.outputs[0], weight.dims, axis):
-        wanted = ops.channel_axis(reader, index, rank)
+    for use in readers_behind(dq.outputs[0], weight.dims, axis):
+        wanted = ops.channel_axis(use.node, use.index, len(use.dims))
         # A table has no output channels: a scale for each row or each column are both right.
-        if wanted not in (None, there) and not onnx_op(reader, "Gather"):
-            at = f"axis {axis}" if there == axis else f"axis {axis}, which is {there} where it is read"
-            yield "wrong-axis", f"{at}, but {reader.op_type} '{reader.name}' has its output channels on {wanted}"
-
-
-def _readers_behind(value: ir.Value, dims: Dims, axis: int) -> Iterator[tuple[ir.Node, int, int, int]]:
-    """What reads a value of shape ``dims``, directly or through carriers: node, input, rank there, the axis there.
-
-    Where a carrier merges or splits the axis nobody can say whether it is the right one.
-    """
-    for reader, index in value.uses():
-        if not carries(reader):
-            yield reader, index, len(dims), axis
-            continue
-        one = step(reader, dims)
-        there = one.forward(axis) if isinstance(one, Step) else one
-        if isinstance(one, Step) and isinstance(there, int):
-            yield from _readers_behind(reader.outputs[0], one.after, there)
+        if wanted not in (None, use.axis) and not onnx_op(use.node, "Gather"):
+            at = f"axis {axis}" if use.axis == axis else f"axis {axis}, which is {use.axis} where it is read"
+            yield "wrong-axis", f"{at}, but {use.node.op_type} '{use.node.name}' has its output channels on {wanted}"
 
 
 def _input(node: ir.Node, index: int) -> ir.Value | None:

@@ -1,0 +1,241 @@
+"""OQ30x: which axis do the scales lie along?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxq import ops
+from onnxq.carry import Reader, constant_behind, readers_behind
+from onnxq.linting.rule import Finding, graph_rule
+from onnxq.linting.subject import Linear, Subject
+from onnxq.look import onnx_op
+
+# Opset that brought an attribute of QuantizeLinear and DequantizeLinear (operator texts).
+_SINCE = {"axis": 13, "saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23}
+_DQ_OUTPUT_DTYPE_SINCE = 23
+
+
+@graph_rule("OQ301", "axis-out-of-range", "error", fix="set-axis")
+def axis_out_of_range(subject: Subject) -> Iterator[Finding]:
+    """The axis is outside the tensor.
+
+    What it does:
+        Compares `axis` with the rank of the data of each pair that has several scales. Without the attribute the axis
+        is 1, which a tensor of rank 1 does not have. Biases are OQ504.
+
+    Why is this bad:
+        The model loads and stops when it runs; where onnxruntime fuses the node it takes no notice, so that results
+        depend on the optimization level.
+
+    Use instead:
+        The axis as an attribute, counted from the front.
+
+    Fix safety:
+        Safe: only done where exactly one axis has as many entries as there are scales.
+    """
+    for one, length, dims in _several(subject):
+        if not -len(dims) <= one.axis < len(dims) and not _is_bias(one):
+            default = "" if one.has_axis else ", its default,"
+            text = f"its axis {one.axis}{default} is outside a tensor of rank {len(dims)}"
+            numbers = {"axis": one.axis, "rank": len(dims), "scales": length}
+            yield Finding(
+                one.node, text, "Write the axis that the scales lie along.", numbers, None, dims.count(length) == 1
+            )
+
+
+@graph_rule("OQ302", "scale-length", "error", fix="set-axis")
+def scale_length(subject: Subject) -> Iterator[Finding]:
+    """There are more or fewer scales than entries along the axis.
+
+    What it does:
+        Compares the number of scales, where there is more than one, with the length of the axis.
+
+    Why is this bad:
+        onnxruntime creates a session and stops when it runs, or fuses the node and ignores the axis.
+
+    Use instead:
+        The axis that has as many entries as there are scales; or scales for this one.
+
+    Fix safety:
+        Safe: only done where exactly one axis has as many entries as there are scales.
+    """
+    for one, length, dims in _several(subject):
+        if one.block_size or not -len(dims) <= one.axis < len(dims):
+            continue
+        along = dims[one.axis]
+        if along is not None and along != length:
+            text = f"it has {length} scales, and axis {one.axis} of {_shape(dims)} is {along} long"
+            numbers = {"scales": length, "axis": one.axis, "length": along}
+            yield Finding(one.node, text, numbers=numbers, fixable=dims.count(length) == 1 and None not in dims)
+
+
+@graph_rule("OQ303", "not-output-channel", "error")
+def not_output_channel(subject: Subject) -> Iterator[Finding]:
+    """The scales of a weight lie along another axis than its output channels.
+
+    What it does:
+        Follows each constant with scales per channel to the operators that read it, through Transpose, Reshape and the
+        like, and compares the axis with that of their output channels. Square weights are looked at like any other: the
+        length does not tell.
+
+    Why is this bad:
+        Integer kernels have one scale for each output channel. With a square weight onnxruntime fuses the node as if
+        the axis were the right one: relative errors of 0.8 to 1.6, without a word. With others the layer runs in float.
+
+    Example:
+        `DequantizeLinear(axis=1)` for the weight of a Conv, which has its output channels on axis 0.
+
+    Use instead:
+        Axis 0 for Conv and for Gemm with transB=1, 1 for ConvTranspose and Gemm, the last for MatMul. The weight has to
+        be quantized anew: scales along one axis cannot be turned into scales along another.
+    """
+    for one, length, dims in _several(subject):
+        if one.quantizes or one.block_size or not -len(dims) <= one.axis < len(dims) or one.out is None:
+            continue
+        if not _constant(one):
+            continue
+        known = tuple(d if d is not None else -1 for d in dims)
+        for use in readers_behind(one.out, known, one.axis % len(dims)):
+            wanted = _channels(use)
+            if wanted not in (None, use.axis):
+                at = f"axis {one.axis}" if use.axis == one.axis % len(dims) else f"axis {one.axis} ({use.axis} there)"
+                reader = f"{use.node.op_type} '{use.node.name}'"
+                text = f"its {length} scales lie along {at}, and {reader} has its output channels on axis {wanted}"
+                yield Finding(
+                    one.node, text, "Quantize the weight anew along that axis.", {"axis": use.axis, "channels": wanted}
+                )
+
+
+@graph_rule("OQ304", "per-channel-activation", "warning")
+def per_channel_activation(subject: Subject) -> Iterator[Finding]:
+    """An activation has a scale for each channel.
+
+    What it does:
+        Looks for QuantizeLinear nodes with several scales whose input is computed.
+
+    Why is this bad:
+        Integer kernels take one scale for an activation: the layers around it run in float.
+
+    Use instead:
+        One scale; where channels differ much, move the difference into the weights first.
+    """
+    for one, length, _ in _several(subject, shaped=False):
+        if one.quantizes and isinstance(constant_behind(one.data), str):
+            yield Finding(one.node, f"it quantizes an activation with {length} scales", numbers={"scales": length})
+
+
+@graph_rule("OQ305", "block-shape", "error")
+def block_shape(subject: Subject) -> Iterator[Finding]:
+    """The block size does not go with the shape of the scale.
+
+    What it does:
+        Compares `block_size` with data and scale: along the axis the scale has one entry for each block, the last of
+        which may be shorter; all other dimensions are those of the data.
+
+    Why is this bad:
+        onnxruntime stops when it loads or runs the model, or fuses it and ignores the blocks.
+
+    Use instead:
+        A scale of shape ceil(D / block_size) along the axis.
+    """
+    for one in subject.linears:
+        if not one.block_size and "block_size" not in one.node.attributes:
+            continue
+        scale, dims = subject.dims(one.scale_value), one.dims
+        if one.block_size < 0:
+            yield Finding(one.node, f"its block_size is {one.block_size}", numbers={"block_size": one.block_size})
+        if one.block_size <= 0 or scale is None or dims is None:
+            continue
+        if not -len(dims) <= one.axis < len(dims):
+            yield Finding(one.node, f"its axis {one.axis} is outside a tensor of rank {len(dims)}")
+            continue
+        wanted = [d if d is None or i != one.axis % len(dims) else -(-d // one.block_size) for i, d in enumerate(dims)]
+        if len(scale) != len(dims) or any(None not in (w, s) and w != s for w, s in zip(wanted, scale, strict=True)):
+            text = (
+                f"blocks of {one.block_size} along axis {one.axis} of {_shape(dims)} need a scale of {_shape(wanted)}"
+            )
+            yield Finding(one.node, f"{text}, and it has {_shape(scale)}", numbers={"block_size": one.block_size})
+
+
+@graph_rule("OQ306", "attribute-too-new", "error", fix="upgrade-opset")
+def attribute_too_new(subject: Subject) -> Iterator[Finding]:
+    """A QuantizeLinear or DequantizeLinear has an attribute that its opset does not know.
+
+    What it does:
+        Compares `axis` (opset 13), `saturate` (19), `block_size` and QuantizeLinear's `output_dtype` (21), `precision`
+        and DequantizeLinear's `output_dtype` (23) with the imported opset.
+
+    Why is this bad:
+        onnxruntime does not load the model; others ignore the attribute.
+
+    Use instead:
+        An opset that has the attribute.
+
+    Fix safety:
+        Safe: operators that mean something else at the new opset are rewritten.
+    """
+    for one in subject.linears:
+        opset = subject.opset(one.node)
+        if one.node.domain or not opset:
+            continue
+        for name in one.node.attributes:
+            since = _SINCE.get(name, 0)
+            if name == "output_dtype" and not one.quantizes:
+                since = _DQ_OUTPUT_DTYPE_SINCE
+            if opset < since:
+                text = f"its attribute '{name}' came with opset {since}, and the model imports {opset}"
+                yield Finding(one.node, text, numbers={"opset": opset, "needs": since})
+
+
+@graph_rule("OQ307", "implicit-axis", "info", fix="set-axis")
+def implicit_axis(subject: Subject) -> Iterator[Finding]:
+    """Several scales, and the axis is left to its default.
+
+    What it does:
+        Looks for pairs with several scales and no `axis`. The default is 1.
+
+    Why is this bad:
+        Readers differ in what they take as the default; 0 is what most weights need.
+
+    Use instead:
+        The axis as an attribute.
+
+    Fix safety:
+        Safe: the default is written down.
+    """
+    for one, _, dims in _several(subject):
+        if not one.has_axis and len(dims) > 1:
+            yield Finding(one.node, "its axis is left to the default of 1")
+
+
+def _several(subject: Subject, shaped: bool = True) -> Iterator[tuple[Linear, int, tuple[int | None, ...]]]:
+    """Pairs with a known number of scales above one, that number, and the shape of the data (known, if ``shaped``)."""
+    for one in subject.linears:
+        scale = subject.dims(one.scale_value)
+        if scale is None or len(scale) != 1 or scale[0] in (None, 1) or (not shaped and one.block_size):
+            continue
+        dims = one.dims
+        if dims is not None or not shaped:
+            yield one, int(scale[0] or 0), dims or ()
+
+
+def _constant(one: Linear) -> bool:
+    """Whether a DequantizeLinear reads a constant, or a QuantizeLinear of one."""
+    producer = one.data.producer() if one.data is not None else None
+    before = one.subject.linear_of.get(producer) if producer is not None else None
+    return not isinstance(constant_behind(before.data if before is not None else one.data), str)
+
+
+def _channels(use: Reader) -> int | None:
+    """The output-channel axis where a weight is read; a table has none: rows and columns are both right."""
+    return None if onnx_op(use.node, "Gather") else ops.channel_axis(use.node, use.index, len(use.dims))
+
+
+def _is_bias(one: Linear) -> bool:
+    return one.data is not None and one.data.dtype == ir.DataType.INT32
+
+
+def _shape(dims: tuple[int | None, ...] | list[int | None]) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
