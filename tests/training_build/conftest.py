@@ -1,4 +1,7 @@
-"""The training build lives in an environment of its own; these fixtures run `worker.py` there, on files."""
+"""The training build lives in an environment of its own; these fixtures run `worker.py` there, on files.
+
+onnxq itself runs here, in its own environment: the two packages called onnxruntime never meet.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+from onnx import ModelProto, numpy_helper
+
+import onnxq
+from onnxq.passes.from_trainable import FromTrainable
+from onnxq.passes.to_trainable import ToTrainable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -64,7 +73,7 @@ class TrainingBuild:
 
     def train(
         self,
-        model: onnx.ModelProto | Path,
+        model: ModelProto,
         parameters: Iterable[str],
         x: Array,
         target: Array,
@@ -78,7 +87,7 @@ class TrainingBuild:
         self._jobs += 1
         folder = self.folder / f"job{self._jobs}"
         folder.mkdir()
-        onnx.save(onnx.load(model) if isinstance(model, Path) else model, folder / "model.onnx")
+        onnx.save(model, folder / "model.onnx")
         np.savez(folder / "data.npz", x=x, target=target)
         job = {"train": [*parameters], "steps": steps, "rate": rate, "batch": batch, "threads": threads}
         (folder / "job.json").write_text(json.dumps(job))
@@ -89,6 +98,64 @@ class TrainingBuild:
             done = self.call(ROOT / "onnxq" / "trainable" / "checkpoint.py", folder / "trained", outcome.trained)
             assert done.returncode == 0, done.stderr
         return outcome
+
+
+@dataclass
+class Trip:
+    """A quantized model that was trained.
+
+    Attributes:
+        before: As it was.
+        trainable: As it was trained.
+        after: With what it learned, in the form of before.
+        outcome: What the training build made of it.
+    """
+
+    before: ModelProto
+    trainable: ModelProto
+    after: ModelProto
+    outcome: Outcome
+
+
+def round_trip(build: TrainingBuild, model: ModelProto, x: Array, target: Array, **training: Any) -> Trip:
+    """``to-trainable``, artifacts and steps on all parameters, ``from-trainable`` with the checkpoint."""
+    made = onnxq.run(onnxq.Pipeline(steps=(ToTrainable(),)), model)
+    (note,) = [n for n in made.report.notes if n.code == "trainable"]
+    assert not [n for n in made.report.notes if n.code == "not-trainable"]
+    outcome = build.train(made.model, note.numbers["parameters"], x, target, **training)
+    assert outcome.stage == "done", outcome.error
+    back = onnxq.run(onnxq.Pipeline(steps=(FromTrainable(checkpoint=str(outcome.trained)),)), made.model)
+    return Trip(model, made.model, back.model, outcome)
+
+
+def teacher(model: ModelProto, share: float) -> ModelProto:
+    """The same float network with every weight and bias moved by about ``share`` of itself."""
+    rng = np.random.default_rng(2)
+    moved = ModelProto()
+    moved.CopyFrom(model)
+    for tensor in moved.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.size > 1:
+            new = array + share * np.abs(array) * rng.standard_normal(array.shape)
+            tensor.CopyFrom(numpy_helper.from_array(new.astype(np.float32), tensor.name))
+    return moved
+
+
+def run(model: ModelProto, x: Array, true_semantics: bool = False) -> Array:
+    """The output in the onnxruntime of today, as users get it, or with Q/DQ nodes as ONNX writes them."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if true_semantics:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry("session.disable_double_qdq_remover", "1")
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: x})[0])
+
+
+def distance(model: ModelProto, x: Array, target: Array, true_semantics: bool = False) -> float:
+    """Mean squared error."""
+    return float(np.mean((run(model, x, true_semantics) - target) ** 2))
 
 
 @pytest.fixture(scope="session")
