@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from onnxq.errors import OptionError, UnsupportedError
-from onnxq.training import rules_conv, rules_elementwise, rules_products  # noqa: F401  their rules register
+from onnxq.training import rules_conv, rules_elementwise, rules_products, rules_windows  # noqa: F401
 from onnxq.training.rules import RULES, NoGradient, Tape
 from onnxq.training.rules_borrowed import borrowed, differentiable, onnx_ad, reads
 from onnxq.training.rules_pairs import RESIDUE, FakeQuant, fake_quant, find_pairs
@@ -149,11 +149,12 @@ def _through(tape: Tape, pair: FakeQuant, gradients: dict[str, str], depends: se
 
 
 def _downstream(tape: Tape, nodes: list[onnx.NodeProto], parameters: Sequence[str]) -> set[str]:
-    """Floating-point values that depend on a parameter, the parameters included."""
+    """Floating-point values that depend on a parameter, the parameters included, and quantized ones."""
     found = set(parameters)
     for node in nodes:
         if not found.isdisjoint(reads(node)):
-            found.update(name for name in node.output if name and differentiable(tape, name))
+            quantized = node.op_type == "QuantizeLinear"
+            found.update(name for name in node.output if name and (quantized or differentiable(tape, name)))
     return found
 
 

@@ -39,10 +39,10 @@ class Tape:
         self._types = {tensor.name: tensor.data_type for tensor in graph.initializer}
         self._shapes: dict[str, tuple[int, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
         for value in (*graph.input, *graph.output, *graph.value_info):
-            self._declare(value)
+            self._known(value)
         self._taken = {name for node in graph.node for name in node.output} | set(self._types)
 
-    def _declare(self, value: onnx.ValueInfoProto) -> None:
+    def _known(self, value: onnx.ValueInfoProto) -> None:
         kind = value.type.tensor_type
         if not kind.elem_type:
             return
@@ -64,11 +64,9 @@ class Tape:
             raise NoGradient(f"the shape of {name!r} is not known")
         return self._shapes[name]
 
-    def like(self, name: str, value: str) -> None:
-        """Declare an emitted value to be of the type and shape of another value."""
-        self._types[name] = self.type(value)
-        if value in self._shapes:
-            self._shapes[name] = self._shapes[value]
+    def declare(self, name: str, kind: int, shape: tuple[int, ...]) -> None:
+        """Say what an emitted value is, so that it can be asked for."""
+        self._types[name], self._shapes[name] = kind, shape
 
     def stored(self, name: str) -> onnx.TensorProto | None:
         """The initializer of that name, if it is one."""

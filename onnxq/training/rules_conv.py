@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
 
@@ -57,16 +57,17 @@ def _geometry(tape: Tape, node: onnx.NodeProto, small: tuple[int, ...], large: t
         totals = [
             max(0, s * (i - 1) + p + e - o) for s, i, p, e, o in zip(strides, small, extra, extents, large, strict=True)
         ]
-        pads = _split(totals, more_at_end=auto == "SAME_UPPER")
+        pads = split_pads(totals, auto == "SAME_UPPER")
     elif auto.startswith("SAME"):
         totals = [max(0, (ceil(o / s) - 1) * s + e - o) for s, e, o in zip(strides, extents, large, strict=True)]
-        pads = _split(totals, more_at_end=auto == "SAME_UPPER")
+        pads = split_pads(totals, auto == "SAME_UPPER")
     elif auto == "VALID":
         pads = [0] * 2 * n
     return Geometry(kernel, strides, dilations, tuple(pads[:n]), tuple(pads[n:]), found.get("group", 1))
 
 
-def _split(totals: Sequence[int], *, more_at_end: bool) -> list[int]:
+def split_pads(totals: Sequence[int], more_at_end: bool) -> list[int]:
+    """``pads`` of which the two ends of each axis differ by one at most."""
     less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
     return [*less, *more] if more_at_end else [*more, *less]
 
@@ -78,7 +79,7 @@ def conv(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]
     shape, out = tape.shape(x), tape.shape(y)
     geometry = _geometry(tape, node, out[2:], shape[2:])
     return [
-        _transposed(tape, gradient, out[2:], w, geometry, shape[2:]) if wanted[0] else None,
+        transposed(tape, gradient, out[2:], w, geometry, shape[2:]) if wanted[0] else None,
         _correlate(tape, x, shape, gradient, out, geometry) if wanted[1] else None,
         *_bias(tape, node, gradient, wanted),
     ]
@@ -91,7 +92,7 @@ def conv_transpose(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequ
     shape, out = tape.shape(x), tape.shape(y)
     geometry = _geometry(tape, node, shape[2:], out[2:])
     return [
-        tape.op("Conv", gradient, w, **_cropped(geometry, shape[2:], out[2:]).attributes) if wanted[0] else None,
+        _convolved(tape, gradient, out, w, shape, geometry) if wanted[0] else None,
         _correlate(tape, gradient, out, x, shape, geometry) if wanted[1] else None,
         *_bias(tape, node, gradient, wanted),
     ]
@@ -104,16 +105,28 @@ def _bias(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool
     return [tape.sum(gradient, [0, *range(2, rank)]) if wanted[2] else None]
 
 
-def _cropped(g: Geometry, small: tuple[int, ...], large: tuple[int, ...]) -> Geometry:
-    """The end pads for which the convolution of ``large`` has exactly the ``small`` shape (output padding aside)."""
-    ends = tuple(
+def _read(
+    tape: Tape, value: str, large: tuple[int, ...], small: tuple[int, ...], g: Geometry
+) -> tuple[str, tuple[int, ...], Geometry]:
+    """The ``large`` side without the end that no window reads, its shape, and end pads for just the ``small`` one."""
+    ends = [
         (o - 1) * s + (k - 1) * d + 1 - i - b
-        for o, s, k, d, i, b in zip(small, g.strides, g.kernel, g.dilations, large, g.begin, strict=True)
-    )
-    return Geometry(g.kernel, g.strides, g.dilations, g.begin, ends, g.group)
+        for o, s, k, d, i, b in zip(small[2:], g.strides, g.kernel, g.dilations, large[2:], g.begin, strict=True)
+    ]
+    if min(ends) < 0:  # Conv has no negative pads
+        axes = range(2, len(large))
+        large = (*large[:2], *(i + min(e, 0) for i, e in zip(large[2:], ends, strict=True)))
+        value = tape.op("Slice", value, tape.ints([0] * len(axes)), tape.ints(large[2:]), tape.ints(axes))
+    return value, large, replace(g, end=tuple(max(e, 0) for e in ends))
 
 
-def _transposed(tape: Tape, gradient: str, small: tuple[int, ...], w: str, g: Geometry, large: tuple[int, ...]) -> str:
+def _convolved(tape: Tape, value: str, large: tuple[int, ...], w: str, small: tuple[int, ...], g: Geometry) -> str:
+    """The convolution of the ``large`` side whose result has the ``small`` shape."""
+    value, _, fitted = _read(tape, value, large, small, g)
+    return tape.op("Conv", value, w, **fitted.attributes)
+
+
+def transposed(tape: Tape, gradient: str, small: tuple[int, ...], w: str, g: Geometry, large: tuple[int, ...]) -> str:
     """The gradient brought back to the ``large`` side: ConvTranspose with the same weight and attributes.
 
     Measured two to four times as fast where they apply: a Conv with the weight's channels exchanged (1x1) or its taps
@@ -144,11 +157,11 @@ def _correlate(tape: Tape, x: str, large: tuple[int, ...], gradient: str, small:
     is the channels within a group and whose channels are groups times batch. In the two Convs strides and dilations
     change places, and end pads are such that nothing behind the kernel is computed.
     """
+    if g.pointwise and g.group == 1:
+        return _products(tape, x, large, gradient, small, g)
     n, groups, inner, outer = large[0], g.group, large[1] // g.group, small[1]
     axes = range(2, 2 + len(g.kernel))
-    if g.pointwise and groups == 1:
-        return _products(tape, x, large, gradient, small, g)
-    fitted = _cropped(g, small[2:], large[2:])
+    x, large, fitted = _read(tape, x, large, small, g)
     swapped: dict[str, Any] = {"strides": g.dilations, "dilations": g.strides, "pads": fitted.pads}
     if inner == 1:
         data = tape.reshape(x, [1, n * groups, *large[2:]])

@@ -21,6 +21,28 @@ def identity(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[b
     return [gradient]
 
 
+@rule("Round", "Floor", "Ceil", "Sign", "Hardmax", "QuantizeLinear")
+def flat(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
+    """Refused: training would stand still behind such a node, and nobody would see why.
+
+    Raises:
+        NoGradient: Always.
+    """
+    raise NoGradient("its derivative is zero wherever there is one")
+
+
+@rule("DequantizeLinear")
+def dequantize(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
+    """Leads to the QuantizeLinear that is refused.
+
+    Raises:
+        NoGradient: The scale depends on a parameter.
+    """
+    if any(wanted[1:]):
+        raise NoGradient("the scale depends on a parameter")
+    return [gradient]
+
+
 @rule("Add", "Sub")
 def add(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None]:
     """The gradient, summed over what was broadcast; negated behind a minus, after the sum."""
@@ -150,21 +172,19 @@ def positive(tape: Tape, value: str) -> str:
 
 def _hard(tape: Tape, value: str, alpha: float, beta: float) -> str:
     """``min(max(alpha · value + beta, 0), 1)``."""
-    out = tape.op("HardSigmoid", value, alpha=alpha, beta=beta) if tape.type(value) == onnx.TensorProto.FLOAT else None
-    if out is not None:
-        tape.like(out, value)
-        return out
-    # onnxruntime has HardSigmoid for float32 only.
-    line = tape.op("Add", tape.op("Mul", value, tape.number(alpha, value)), tape.number(beta, value))
-    out = tape.op("Min", tape.op("Max", line, tape.number(0, value)), tape.number(1, value))
-    tape.like(out, value)
+    if tape.type(value) == onnx.TensorProto.FLOAT:
+        out = tape.op("HardSigmoid", value, alpha=alpha, beta=beta)
+    else:  # onnxruntime has HardSigmoid for float32 only
+        line = tape.op("Add", tape.op("Mul", value, tape.number(alpha, value)), tape.number(beta, value))
+        out = tape.op("Min", tape.op("Max", line, tape.number(0, value)), tape.number(1, value))
+    tape.declare(out, tape.type(value), tape.shape(value))
     return out
 
 
 def _between(tape: Tape, h: str) -> str:
     """1 where a value between 0 and 1 is neither of the two: of ``h · (1 - h)`` the sign."""
     product = tape.op("Mul", h, tape.op("Sub", tape.number(1, h), h))
-    tape.like(product, h)
+    tape.declare(product, tape.type(h), tape.shape(h))
     return positive(tape, product)
 
 
