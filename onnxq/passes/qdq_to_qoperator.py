@@ -71,7 +71,8 @@ class QdqToQoperator(Pass):
         """Whether a node was rewritten; notes why it stays where it stands behind a pair."""
         if node.graph is None or is_q(node, QUANTIZE) or is_q(node, DEQUANTIZE):
             return False
-        if not any(is_dq(value) is not None for value in node.inputs):
+        behind_pair = any(is_dq(value) is not None for value in node.inputs)
+        if not behind_pair or not any(v.uses() or v.is_graph_output() for v in node.outputs):
             return False
         forms = self._forms(node)
         why = f"no operator{'' if self.domain == 'all' else ' of ONNX'} on integers computes it"

@@ -57,5 +57,5 @@ def _clip(node: ir.Node, before: Limits) -> Limits:
     for index, name in ((1, "min"), (2, "max")):
         found = constant(node.inputs[index]) if index < len(node.inputs) else None
         missing = math.inf if index == 2 else -math.inf
-        bounds.append(attr_float(node, name, missing) if found is None else float(found))
+        bounds.append(attr_float(node, name, missing) if found is None else float(found.reshape(())))
     return max(before[0], bounds[0]), min(before[1], bounds[1])

@@ -13,7 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import attr_float, attr_int, constant, constant_tensor, dims_of, only_use, onnx_op
-from onnxq.numerics.spec import QTYPES
+from onnxq.numerics.affine import quantize
+from onnxq.numerics.spec import QTYPES, Encoding, TensorSpec
 from onnxq.ops import channel_axis
 from onnxq.pairs import integer_type, parameter
 from onnxq.qoperators.elementwise import SOFTMAX_ALONG_AXIS_SINCE
@@ -153,12 +154,13 @@ def _read_ending(node: ir.Node, raiser: Raiser, *, folds: bool) -> Ending | str:
         )
     if numbers.dtype != np.float32 or numbers.size > 1:
         return "its output has several scales, or none of float32"
-    qtype, point = QTYPES[dtype.name.lower()], 0 if zeros is None else int(zeros.reshape(()))
-    low, high = ((end - point) * float(numbers.reshape(())) for end in (qtype.qmin, qtype.qmax))
     if between is not None:
-        kept = limits_of(between.outputs[0], depth=1)
-        if kept[0] > low or kept[1] < high:
-            return f"{between.op_type} '{between.name}' behind it cuts off more than the range of its QuantizeLinear"
+        qtype = QTYPES[dtype.name.lower()]
+        point = np.zeros((), qtype.carrier) if zeros is None else zeros.reshape(())
+        encoding = Encoding(TensorSpec(qtype), numbers.reshape(()), point)
+        ends = quantize(np.array(limits_of(between.outputs[0], depth=1), np.float32), encoding)
+        if tuple(ends) != (qtype.qmin, qtype.qmax):
+            return f"{between.op_type} '{between.name}' cuts off more than the QuantizeLinear behind it"
     return Ending(tuple(readers), *_parameters(node, raiser, scale, zero, dtype), dtype)
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.look import constant, constant_tensor, dims_of, only_use, onnx_op
+from onnxq.numerics.affine import dequantize
 from onnxq.ops import MICROSOFT
-from onnxq.pairs import integer_type, parameter
+from onnxq.pairs import integer_type, parameter, read_encoding
 from onnxq.qoperators.lowering import check_types, is_dq, read_operand
 from onnxq.qoperators.meaning import Meaning
 from onnxq.qoperators.movement import moved
@@ -27,7 +28,7 @@ def multiply_to_float(node: ir.Node, raiser: Raiser) -> str:
     """``MatMul (-> Add bias)`` between pairs, its output float -> ``MatMulIntegerToFloat``."""
     a, b = (read_operand(node, i, raiser) for i in (0, 1))
     check_types([a, b], None, product=True)
-    bias, end = _bias(node, b.integers)
+    bias, end = _bias(node, b.integers, raiser)
     inputs = [a.integers, b.integers, a.scale, b.scale, a.zero, b.zero, bias]
     dtype = ir.DataType.FLOAT
     made = raiser.float_op(node, "MatMulIntegerToFloat", inputs, domain=MICROSOFT, dtype=dtype)
@@ -49,7 +50,7 @@ def multiply_dynamic(node: ir.Node, raiser: Raiser, contrib: bool) -> str:
         raise Refused("its weight is computed at run time")
     dtype, base = ir.DataType.FLOAT, node.name or node.op_type
     if contrib:
-        bias, end = _bias(node, b.integers)
+        bias, end = _bias(node, b.integers, raiser)
         inputs = [source.inputs[0], b.integers, b.scale, b.zero, bias]
         made = raiser.float_op(node, "DynamicQuantizeMatMul", inputs, domain=MICROSOFT, dtype=dtype)
         raiser.take_over(end, made)
@@ -63,19 +64,26 @@ def multiply_dynamic(node: ir.Node, raiser: Raiser, contrib: bool) -> str:
     return ""
 
 
-def _bias(node: ir.Node, weight: ir.Value) -> tuple[ir.Value | None, ir.Value]:
-    """The bias that is added right behind a product, one number a column, and where the two of them end."""
+def _bias(node: ir.Node, weight: ir.Value, raiser: Raiser) -> tuple[ir.Value | None, ir.Value]:
+    """The bias that is added right behind a product, one number a column, as floats, and where the two of them end."""
     out, columns = node.outputs[0], (dims_of(weight) or (None,))[-1]
     use = only_use(out)
-    if use is None or not onnx_op(use.node, "Add"):
+    other = use.node.inputs[1 - use.index] if use is not None and onnx_op(use.node, "Add") else None
+    if use is None or other is None:
         return None, out
-    other = use.node.inputs[1 - use.index]
-    found = constant(other)
-    if other is None or found is None or found.shape != (columns,) or found.dtype != np.float32:
+    dq = is_dq(other)
+    tensor = constant_tensor(other if dq is None else dq.inputs[0])
+    if tensor is None or tuple(tensor.shape.numpy()) != (columns,):
         return None, out
-    if other.producer() is not None:
-        return None, out  # a Constant, perhaps behind the product
-    return other, use.node.outputs[0]
+    values = tensor.numpy()
+    if dq is not None:
+        encoding = read_encoding(dq, values.shape)
+        values = values if isinstance(encoding, str) else dequantize(values, encoding)
+    if values.dtype != np.float32:
+        return None, out
+    kept = dq is None and other.producer() is None
+    bias = other if kept else raiser.constant(node, f"{other.name}_bias", values)
+    return bias, use.node.outputs[0]
 
 
 def move(node: ir.Node, raiser: Raiser) -> str:
