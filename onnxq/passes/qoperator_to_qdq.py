@@ -31,8 +31,9 @@ class QoperatorToQdq(Pass):
     Exact but for the rounding of floats: results may be one step off where they lie in the middle of two. Axis and zero
     point are explicit everywhere; a single scale is a scalar. A weight or bias whose readers imply different scales is
     copied, so that each can be trained by itself. Data movement on integers (MaxPool, Reshape, ...) gets pairs around
-    it, too. Where the opset has no such pair, it is written in onnxruntime's
-    domain. Works in If/Loop/Scan bodies and in local functions.
+    it, too. A constant bias vector behind a product of rank 3 gets leading axes, or onnxruntime would merge the two
+    before it looks for pairs. Where the opset has no such pair, it is written in onnxruntime's domain. Works in
+    If/Loop/Scan bodies and in local functions.
 
     Stays, with a note: what has no Q/DQ form (``DynamicQuantizeLSTM``, ``QMoE``, ...), scales of several values where
     the form has one, computed parameters of unknown shape.
