@@ -73,6 +73,8 @@ class ToTrainable(Pass):
         """
         before = record.read(model.metadata_props)
         changed = InlineFunctions().run(model, ctx) if model.functions else False
+        if model.opset_imports.get("", 0) < load_target("ort-training").opset.min:
+            changed |= UpgradeOpset(to=self.opset, required=True).run(model, ctx)
         changed |= LiftConstants().run(model, ctx)
         changed |= QoperatorToQdq().run(model, ctx)
         versions = {"opset": model.opset_imports.get("", 0), "ir_version": model.ir_version}
@@ -154,8 +156,6 @@ class ToTrainable(Pass):
                     f" {self.opset}, the newest that onnxruntime's training build can train: {obstacle.why}"
                 ) from None
             ctx.note("opset-lowered", None, f"opset {before[0]} -> {self.opset}", before=before[0], after=self.opset)
-        elif before[0] < target.opset.min:
-            UpgradeOpset(to=self.opset, required=True).run(model, ctx)
         model.ir_version = min(model.ir_version, target.newest_ir_version)
         return (model.opset_imports.get("", 0), model.ir_version) != before
 

@@ -24,7 +24,6 @@ from onnxq.trainable.guard import fitting
 from onnxq.trainable.record import Form, rewire
 from onnxq.trainable.unique_pairs import Numbers
 from onnxq.weights import dequantized_weight, float_name, quantized_weight
-from onnxq.wording import plural
 
 _DYNAMIC = "DynamicQuantizeLinear"
 _Made = tuple[ir.Node, tuple[ir.Value, ir.Value]]
@@ -50,7 +49,7 @@ def put(model: ir.Model, numbers: Numbers, namer: Namer, ctx: Context) -> int:
                 ctx.note("trained-in-float", dq, f"its values stay float while the model is trained: {why}")
             _replace(dq, encoding, numbers, namer)
     if biases:
-        ctx.note("float-biases", None, f"{plural(biases, 'int32 bias')} now float parameters", count=biases)
+        ctx.note("float-biases", None, f"int32 biases that are float parameters now: {biases}", count=biases)
     return biases + others
 
 
