@@ -1,0 +1,276 @@
+"""OQ50x: int32 biases, whose scale runtimes take to be the product of the two others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq import ops
+from onnxq.carry import carries
+from onnxq.linting.rule import Finding, graph_rule
+from onnxq.linting.subject import Linear, Subject
+from onnxq.look import Array, attr_float, onnx_op
+from onnxq.numerics.bias import LARGEST
+from onnxq.numerics.spec import QTYPES
+from onnxq.states import QUANTIZE, dtype_name, is_q
+
+TOLERANCE = 1e-3
+"""Relative difference of a bias scale from the product that counts as equal: a few float32 roundings are 1e-6."""
+_INT32 = 2.0**31 - 1
+
+
+@graph_rule("OQ501", "bias-scale", "error", fix="encode-biases")
+def bias_scale(subject: Subject) -> Iterator[Finding]:
+    """The scale of an int32 bias is not the product of the scales of input and weight.
+
+    What it does:
+        Compares the scale of each int32 bias of an 8-bit layer with alpha * input scale * weight scale / beta, channel
+        by channel. Layers of 16 bits, which no integer kernel runs, may have a scale of their own.
+
+    Why is this bad:
+        Integer kernels add the bias to the sum of products as it is: its own scale counts for nothing. onnxruntime
+        fuses a Gemm without looking, and a Conv where the scales are small; the result is off by the quotient.
+
+    Use instead:
+        A scale of exactly float32(input scale * weight scale), axis 0, zero point 0.
+
+    Fix safety:
+        Safe: the bias is encoded anew at the product; its values stay what they are, to half a step.
+    """
+    for use in _uses(subject):
+        product = use.product()
+        scale = use.bias.scale
+        if product is None or scale is None or use.wide or use.bias.dtype != ir.DataType.INT32:
+            continue
+        if scale.size not in (1, product.size) and product.size != 1:
+            continue
+        off = np.abs(scale.astype(np.float64).ravel() - product) / np.abs(product)
+        if (off > TOLERANCE).any():
+            at = int(np.argmax(off))
+            numbers = {
+                "scale": float(scale.ravel()[at if scale.size > 1 else 0]),
+                "product": float(product[at if product.size > 1 else 0]),
+                "off": float(off[at]),
+                "channel": at,
+            }
+            layer = f"{use.node.op_type} '{use.node.name}'"
+            yield Finding(use.bias.node, f"its scale is not input scale x weight scale of {layer}", numbers=numbers)
+
+
+@graph_rule("OQ502", "bias-zero-point", "error", fix="encode-biases")
+def bias_zero_point(subject: Subject) -> Iterator[Finding]:
+    """An int32 tensor has a zero point other than 0.
+
+    What it does:
+        Looks at the zero points of DequantizeLinear nodes that read int32.
+
+    Why is this bad:
+        ONNX wants it to be 0, and integer kernels take it to be: onnxruntime ignores it in a fused Gemm.
+
+    Use instead:
+        Zero point 0, or none.
+
+    Fix safety:
+        Safe: the bias is encoded anew with zero point 0; its values stay what they are.
+    """
+    for one in subject.linears:
+        if _int32(one) and one.zero is not None and one.zero.any():
+            worst = int(one.zero.ravel()[int(np.argmax(np.abs(one.zero)))])
+            yield Finding(one.node, "its int32 input has a zero point other than 0", numbers={"zero point": worst})
+
+
+@graph_rule("OQ503", "bias-saturated", "error")
+def bias_saturated(subject: Subject) -> Iterator[Finding]:
+    """An int32 bias lies at the end of its range.
+
+    What it does:
+        Looks for entries of int32 biases within 256 of the ends of int32.
+
+    Why is this bad:
+        Such a number was cut: the real bias is larger, and the channel is wrong. It happens where a channel of the
+        weight is nearly zero, so that the product of the scales is tiny.
+
+    Use instead:
+        A larger weight scale for that channel, before the weight is quantized (`guard-bias` does it).
+    """
+    for one in subject.linears:
+        bias = subject.constant(one.data) if _int32(one) else None
+        if bias is None or not bias.size:
+            continue
+        cut = np.abs(bias.astype(np.int64)) > LARGEST
+        if cut.any():
+            at = int(np.argmax(cut))
+            numbers = {"value": int(bias.ravel()[at]), "channel": at, "channels": int(cut.sum())}
+            yield Finding(one.node, "its bias is cut off at the end of int32", numbers=numbers)
+
+
+@graph_rule("OQ504", "bias-axis", "error", fix="set-axis")
+def bias_axis(subject: Subject) -> Iterator[Finding]:
+    """The scales of a bias have no axis, and the default of 1 is outside a tensor of rank 1.
+
+    What it does:
+        Looks for int32 tensors of rank 1 with several scales whose axis is not 0.
+
+    Why is this bad:
+        By the letter the model is invalid: onnxruntime stops when it runs it unoptimized, and runs when it fuses the
+        layer. Other runtimes refuse it.
+
+    Use instead:
+        `axis=0`.
+
+    Fix safety:
+        Safe: rank 1 has only one axis.
+    """
+    for one in subject.linears:
+        scale = subject.dims(one.scale_value)
+        if _int32(one) and scale is not None and len(scale) == 1 and scale[0] not in (None, 1):
+            dims = one.dims
+            if dims is not None and not -len(dims) <= one.axis < len(dims):
+                text = (
+                    f"its axis is {one.axis}{'' if one.has_axis else ' by default'}, and its bias has rank {len(dims)}"
+                )
+                yield Finding(one.node, text, numbers={"axis": one.axis, "rank": len(dims)}, fixable=len(dims) == 1)
+
+
+@graph_rule("OQ505", "float-bias-overflow", "error", targets=("ort-cpu",))
+def float_bias_overflow(subject: Subject) -> Iterator[Finding]:
+    """A float bias becomes int32 when onnxruntime loads the model, and does not fit.
+
+    What it does:
+        Computes bias / (input scale * weight scale) for float biases of layers whose input and weight are dequantized
+        and whose output is quantized: those are the ones that onnxruntime turns into integers.
+
+    Why is this bad:
+        What does not fit wraps around: the channel has the opposite sign, without a word.
+
+    Use instead:
+        A larger weight scale for that channel, or an int32 bias with a scale of its own for 16-bit layers.
+    """
+    for node in subject.of("Conv", "Gemm", "ConvTranspose"):
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        value = subject.constant(bias)
+        if bias is None or value is None or value.dtype.kind != "f" or not _quantized_output(node):
+            continue
+        product = _Use(node, None, *_operands(subject, node)).product()
+        if product is None or product.size not in (1, value.size):
+            continue
+        size = np.abs(value.astype(np.float64).ravel()) / product
+        if (size > _INT32).any():
+            at = int(np.argmax(size))
+            numbers = {"bias": float(value.ravel()[at]), "int32": float(size[at]), "channel": at}
+            yield Finding(node, f"its float bias '{bias.name}' does not fit int32", numbers=numbers)
+
+
+@graph_rule("OQ507", "bias-type", "warning")
+def bias_type(subject: Subject) -> Iterator[Finding]:
+    """A bias is stored in 8 or 16 bits.
+
+    What it does:
+        Looks for biases of Conv, ConvTranspose and Gemm behind a DequantizeLinear of less than 32 bits.
+
+    Why is this bad:
+        Integer kernels take int32 biases: the layer runs in float. 256 steps are few for a bias.
+
+    Use instead:
+        int32 at input scale * weight scale.
+    """
+    for use in _uses(subject):
+        spec = QTYPES.get(use.bias.dtype.name.lower()) if use.bias.dtype is not None else None
+        if (
+            spec is not None
+            and not spec.is_float
+            and spec.bits < 32
+            and onnx_op(use.node, "Conv", "ConvTranspose", "Gemm")
+        ):
+            yield Finding(
+                use.bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {dtype_name(use.bias.dtype)}"
+            )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A bias where it is read: the layer, and the DequantizeLinear of its input and weight."""
+
+    node: ir.Node
+    _bias: Linear | None
+    x: Linear | None
+    w: Linear | None
+
+    @property
+    def bias(self) -> Linear:
+        """The bias."""
+        assert self._bias is not None
+        return self._bias
+
+    @property
+    def wide(self) -> bool:
+        """Whether input or weight are of more than 8 bits, so that no integer kernel runs."""
+        kinds = [one.dtype.name.lower() for one in (self.x, self.w) if one is not None and one.dtype is not None]
+        return any(name not in QTYPES or QTYPES[name].bits > 8 or QTYPES[name].is_float for name in kinds)
+
+    def product(self) -> Array | None:
+        """What the scale should be, float64, one or one a channel; None where it is not known."""
+        if self.x is None or self.w is None or self.x.scale is None or self.w.scale is None:
+            return None
+        if self.x.scale.size != 1 or self.w.block_size or not (self.w.scale > 0).all() or not (self.x.scale > 0).all():
+            return None
+        factor = 1.0
+        if onnx_op(self.node, "Gemm"):
+            factor = attr_float(self.node, "alpha", 1.0) / (attr_float(self.node, "beta", 1.0) or 1.0)
+        product = float(self.x.scale.ravel()[0]) * self.w.scale.astype(np.float64).ravel() * factor
+        return np.tile(product, ops.scale_tiles(self.node)) if product.size > 1 else product
+
+
+def _uses(subject: Subject) -> Iterator[_Use]:
+    """Each bias behind a DequantizeLinear, once for each layer that reads it."""
+    for one in subject.linears:
+        if one.quantizes or one.out is None or not subject.is_constant(one.data):
+            continue
+        for node, index in _readers(one.out):
+            row = ops.info(node)
+            if row is not None and row.bias == index and onnx_op(node, "Conv", "ConvTranspose", "Gemm"):
+                yield _Use(node, one, *_operands(subject, node))
+            elif onnx_op(node, "Add") and _int32(one):
+                other = node.inputs[1 - index]
+                product = other.producer() if other is not None else None
+                if product is not None and onnx_op(product, "MatMul"):
+                    yield _Use(product, one, *_operands(subject, product))
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """Uses of a value, looked through ops that only carry it."""
+    for node, index in value.uses():
+        if carries(node) and not index:
+            yield from _readers(node.outputs[0])
+        else:
+            yield node, index
+
+
+def _operands(subject: Subject, node: ir.Node) -> tuple[Linear | None, Linear | None]:
+    """The DequantizeLinear of input and weight of a layer, looked through ops that only carry."""
+    found = []
+    for value in node.inputs[:2]:
+        producer = value.producer() if value is not None else None
+        while producer is not None and carries(producer) and producer.inputs and producer.inputs[0] is not None:
+            producer = producer.inputs[0].producer()
+        one = subject.linear_of.get(producer) if producer is not None else None
+        found.append(one if one is not None and not one.quantizes else None)
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _quantized_output(node: ir.Node) -> bool:
+    out = node.outputs[0]
+    while True:
+        readers = [reader for reader, _ in out.uses()]
+        if any(is_q(reader, QUANTIZE) for reader in readers):
+            return True
+        if len(readers) != 1 or not onnx_op(readers[0], "Relu", "Clip"):
+            return False
+        out = readers[0].outputs[0]
+
+
+def _int32(one: Linear) -> bool:
+    return not one.quantizes and one.data is not None and one.data.dtype == ir.DataType.INT32
