@@ -27,7 +27,7 @@ def nodes(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[int]]:
     strides = [draw(per) for _ in range(rank)]
     dilations = [draw(st.integers(1, 2)) for _ in range(rank)]
     size = [draw(st.integers(2, 4)) for _ in range(rank)]
-    more = [draw(st.integers(0, max(s, d) - 1)) for s, d in zip(strides, dilations, strict=True)]
+    more = [draw(st.integers(0, s - 1)) for s in strides]  # onnxruntime takes less than the stride
     lengths = zip(strides, size, dilations, kernel, more, strict=True)
     full = [s * (n - 1) + d * (k - 1) + 1 + o for s, n, d, k, o in lengths]
     pads = [draw(st.integers(0, min(3, (f - 1) // 2))) for _ in range(2) for f in full]
@@ -39,7 +39,7 @@ def nodes(draw: st.DrawFn) -> tuple[dict[str, Any], list[int], list[int]]:
 
 
 @given(nodes())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_the_same_numbers(run: Callable[..., Any], drawn: tuple[dict[str, Any], list[int], list[int]]) -> None:
     attributes, x, w = drawn
     rng = np.random.default_rng(0)
