@@ -37,6 +37,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 NOT_RUN = {
     "make": "the targets set up environments and download models; tests/test_makefile.py looks after them",
     "pip install": "needs an environment of its own; .ci/run installs the wheel in one",
+    "python train.py": "needs onnxruntime's training build; tests/training_build/test_page.py runs it",
+    "onnxq run from-trainable trainable.onnx": "reads what train.py wrote; runs there, too",
 }
 
 

@@ -25,7 +25,8 @@ _OTHERS = {"BatchNormalization": (1, 2), "LayerNormalization": (1, 2), "PRelu": 
 def parameters(model: ir.Model) -> list[str]:
     """Names of the float constants of the main graph that training may change, in graph order.
 
-    These are weights and biases of layers, and whatever stands in front of a pair; not scales and other constants.
+    These are weights and biases of layers, also those added behind a MatMul or Conv, and whatever stands in front of a
+    pair; not scales and other constants.
     """
     found: dict[str, None] = {}
     for node in model.graph:
@@ -45,6 +46,9 @@ def _used_as_parameter(node: ir.Node) -> list[ir.Value | None]:
         return [pair.source if pair is not None else q.inputs[0] if q is not None and q.inputs else None]
     if onnx_op(node, "Identity") and record.KEY in node.metadata_props:
         return [node.inputs[0]]
+    if onnx_op(node, "Add"):  # a bias that stands behind its product
+        makers = [value.producer() if value is not None else None for value in node.inputs]
+        return [node.inputs[1 - i] for i, maker in enumerate(makers) if onnx_op(maker, "MatMul", "Conv")]
     row = ops.info(node)
     indices = [s.index for s in row.weights] if row is not None else []
     indices += [row.bias] if row is not None and row.bias is not None else []
