@@ -17,7 +17,7 @@ from onnxq.look import attr_int, constant_tensor, onnx_op
 from onnxq.passes.skip_odd_pack_axis import pack_axis_of
 from onnxq.wording import plural
 
-_BITS = {
+_BITS: dict[int, int] = {
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
     TensorProto.FLOAT4E2M1: 4,

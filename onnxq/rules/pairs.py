@@ -8,6 +8,9 @@ import numpy as np
 
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
+from onnxq.look import Array
+from onnxq.numerics.spec import QTYPES
+from onnxq.states import DEQUANTIZE, dtype_name, is_q
 
 
 @graph_rule("OQ101", "pair-parameters-differ", "error", fix="repair-pairs")
@@ -31,11 +34,7 @@ def pair_parameters_differ(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: the DequantizeLinear takes the parameters of its QuantizeLinear.
     """
-    for reader in subject.linears:
-        producer = reader.data.producer() if reader.data is not None and not reader.quantizes else None
-        writer = subject.linear_of.get(producer) if producer is not None else None
-        if writer is None or not writer.quantizes:
-            continue
+    for writer, reader in _pairs(subject):
         for what, numbers in _differences(writer, reader):
             text = (
                 f"its {what} differs from that of '{writer.node.name}' ({writer.node.op_type}), which made its integers"
@@ -44,13 +43,152 @@ def pair_parameters_differ(subject: Subject) -> Iterator[Finding]:
 
 
 def _differences(writer: Linear, reader: Linear) -> Iterator[tuple[str, dict[str, object]]]:
-    for what, one, other in (("scale", writer.scale, reader.scale), ("zero point", writer.zero, reader.zero)):
-        if one is None or other is None or np.array_equal(one.ravel(), other.ravel()):
+    rows = (("scale", writer.scale, reader.scale), ("zero point", _zero(writer), _zero(reader)))
+    for what, one, other in rows:
+        if one is None or other is None or _same(one.ravel(), other.ravel()):
             continue
         at = int(np.argmax(one.ravel() != other.ravel())) if one.size == other.size else 0
-        yield what, {"quantize": float(one.ravel()[at]), "dequantize": float(other.ravel()[at]), "channel": at}
+        numbers: dict[str, object] = {"quantize": one.ravel()[at].item(), "dequantize": other.ravel()[at].item()}
+        yield what, {**numbers, "channel": at} if one.size > 1 else numbers
     several = any(p.scale is not None and p.scale.size > 1 for p in (writer, reader))
-    if several and writer.axis != reader.axis:
+    rank = len(writer.dims) if writer.dims is not None else 0
+    if several and writer.axis != reader.axis and (not rank or writer.axis % rank != reader.axis % rank):
         yield "axis", {"quantize": writer.axis, "dequantize": reader.axis}
     if writer.block_size != reader.block_size:
         yield "block size", {"quantize": writer.block_size, "dequantize": reader.block_size}
+
+
+@graph_rule("OQ102", "pair-types-differ", "error")
+def pair_types_differ(subject: Subject) -> Iterator[Finding]:
+    """A DequantizeLinear takes the integers of a QuantizeLinear for another type.
+
+    What it does:
+        Compares the type that each QuantizeLinear writes with the zero point of the DequantizeLinear that reads it.
+
+    Why is this bad:
+        The model does not load.
+
+    Use instead:
+        A zero point of the type of the integers.
+    """
+    for writer, reader in _pairs(subject):
+        theirs = reader.zero_value.dtype if reader.zero_value is not None else None
+        if writer.dtype is not None and theirs is not None and writer.dtype != theirs:
+            text = f"its zero point is {dtype_name(theirs)}, and {_name(writer)} writes {dtype_name(writer.dtype)}"
+            yield Finding(reader.node, text)
+
+
+@graph_rule("OQ103", "q-without-dq", "warning")
+def q_without_dq(subject: Subject) -> Iterator[Finding]:
+    """Nothing reads the integers of a QuantizeLinear.
+
+    What it does:
+        Looks for QuantizeLinear nodes whose output has no use. What reads the float value in its place is named.
+
+    Why is this bad:
+        The value is not rounded as the file seems to say, and the layer in front of it runs in float: integer kernels
+        need a pair behind them.
+
+    Use instead:
+        A DequantizeLinear that the readers of the value read.
+    """
+    for one in subject.linears:
+        if one.quantizes and one.out is not None and not one.out.uses() and not one.out.is_graph_output():
+            past = [use.name or use.op_type for use, _ in (one.data.uses() if one.data else ()) if use is not one.node]
+            text = "nothing reads its integers"
+            if past:
+                text += f", and '{past[0]}' reads the value it was made for"
+            elif one.data is not None and one.data.is_graph_output():
+                text += ", and the value it was made for is a graph output"
+            yield Finding(one.node, text, "Let the readers read its DequantizeLinear, or take it out.")
+
+
+@graph_rule("OQ104", "q-read-by-several-dqs", "info")
+def q_read_by_several_dqs(subject: Subject) -> Iterator[Finding]:
+    """Several DequantizeLinear read one QuantizeLinear.
+
+    What it does:
+        Counts the DequantizeLinear behind each QuantizeLinear.
+
+    Why is this bad:
+        Valid, and fused for uint8; onnxruntime does not turn int8 into uint8 there, so that layers run in float, and
+        its training build refuses it.
+
+    Use instead:
+        One DequantizeLinear with several readers, or a pair for each reader.
+    """
+    for one in subject.linears:
+        readers = [r for r, _ in one.out.uses() if is_q(r, DEQUANTIZE)] if one.quantizes and one.out is not None else []
+        if len(readers) > 1:
+            yield Finding(one.node, f"{len(readers)} DequantizeLinear read it", numbers={"readers": len(readers)})
+
+
+@graph_rule("OQ106", "double-pair", "warning")
+def double_pair(subject: Subject) -> Iterator[Finding]:
+    """A value is quantized twice in a row, at different ranges.
+
+    What it does:
+        Looks for a QuantizeLinear that reads a DequantizeLinear of an activation, of the same type, with another scale
+        or zero point.
+
+    Why is this bad:
+        onnxruntime's default session takes one of the two pairs out, so that values differ by up to a step from what
+        the file says. Where one range is smaller, it also clips for nothing.
+
+    Use instead:
+        One pair.
+    """
+    for one in subject.linears:
+        producer = one.data.producer() if one.data is not None else None
+        before = subject.linear_of.get(producer) if producer is not None else None
+        if before is None or before.quantizes or not one.quantizes or subject.is_constant(before.data):
+            continue
+        if before.dtype is None or one.dtype is None or before.scale is None or one.scale is None:
+            continue
+        if QTYPES.get(before.dtype.name.lower()) is None or before.dtype != one.dtype:
+            continue  # a bridge to another type is meant
+        if list(_differences(one, before)):
+            numbers = {"scale before": float(before.scale.flat[0]), "scale": float(one.scale.flat[0])}
+            text = f"it quantizes what {_name(before)} has just dequantized, at another range"
+            yield Finding(one.node, text, numbers=numbers)
+
+
+@graph_rule("OQ109", "quantized-output", "warning")
+def quantized_output(subject: Subject) -> Iterator[Finding]:
+    """A graph gives out integers without their scale.
+
+    What it does:
+        Looks for QuantizeLinear nodes whose output is a graph output.
+
+    Why is this bad:
+        The caller gets integers and has to know scale and zero point from elsewhere.
+
+    Use instead:
+        A DequantizeLinear behind it; or say in the documentation of the model what the integers mean.
+    """
+    for one in subject.linears:
+        if one.quantizes and one.out is not None and one.out.is_graph_output():
+            yield Finding(one.node, f"its integers '{one.out.name}' are an output of the graph")
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two rows of parameters are equal; a single one stands for as many as the other has."""
+    return bool((one == other).all()) if 1 in (one.size, other.size) else np.array_equal(one, other)
+
+
+def _zero(one: Linear) -> Array | None:
+    """The zero point; 0 where it is left out."""
+    return np.zeros(1, np.int64) if one.zero_value is None else one.zero
+
+
+def _pairs(subject: Subject) -> Iterator[tuple[Linear, Linear]]:
+    """Each DequantizeLinear behind a QuantizeLinear, with it."""
+    for reader in subject.linears:
+        producer = reader.data.producer() if reader.data is not None and not reader.quantizes else None
+        writer = subject.linear_of.get(producer) if producer is not None else None
+        if writer is not None and writer.quantizes:
+            yield writer, reader
+
+
+def _name(one: Linear) -> str:
+    return f"'{one.node.name}' ({one.node.op_type})"
