@@ -16,6 +16,7 @@ from onnxq.context import Context
 from onnxq.edit import plain_initializers
 from onnxq.errors import DataError, OptionError, UnsupportedError
 from onnxq.look import Array, attr_int
+from onnxq.passes.infer_shapes import InferShapes
 from onnxq.passes.inline_functions import InlineFunctions
 from onnxq.passes.lift_constants import LiftConstants
 from onnxq.passes.thaw import Thaw
@@ -143,6 +144,10 @@ def trainable(
     base = work.clone()
     if work.opset_imports.get("", 0) < _OLDEST:
         UpgradeOpset(required=True).run(work, ctx)
+    for value in work.graph.initializers.values():
+        if value.const_value is not None:
+            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape.numpy())
+    InferShapes().run(work, ctx)
     lasts = {out.name or "": None if loss == "mse" else final_softmax(out) for out in float_outputs(work, loss)}
     sources = make_twin(work, train, scales, ctx)
     if not sources:

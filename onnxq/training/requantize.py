@@ -10,12 +10,13 @@ import onnx_ir as ir
 
 from onnxq import ops
 from onnxq.biases.layers import Biased
+from onnxq.carry import constant_behind
 from onnxq.context import Context
 from onnxq.edit import Namer, copy_metadata, graph_of, replace_initializer
 from onnxq.facts import Edge
-from onnxq.look import Array, constant, constant_tensor, dims_of, onnx_op, uses
+from onnxq.look import Array, constant, constant_tensor, onnx_op, uses
 from onnxq.numerics import bias as arithmetic
-from onnxq.numerics.affine import quantize
+from onnxq.numerics.affine import dequantize, quantize
 from onnxq.numerics.spec import Encoding
 from onnxq.pairs import read_encoding
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
@@ -55,6 +56,17 @@ class Reader:
         return np.where(full, least, 0.0)
 
 
+def stored_biases(model: ir.Model) -> Iterator[tuple[ir.Node, Array]]:
+    """DequantizeLinear nodes of int32 constants in the main graph, with what they make, float64."""
+    for node in model.graph:
+        tensor = constant_tensor(node.inputs[0]) if is_q(node, DEQUANTIZE) else None
+        if tensor is None or tensor.dtype != ir.DataType.INT32:
+            continue
+        encoding = read_encoding(node, tuple(tensor.shape.numpy()))
+        if not isinstance(encoding, str):
+            yield node, dequantize(tensor.numpy(), encoding, np.float64)
+
+
 def readers_of(dq: ir.Node, values: Array) -> Iterator[Reader]:
     """The products that add what a DequantizeLinear makes, as far as their scales can be read.
 
@@ -78,38 +90,37 @@ def _reader(node: ir.Node, bias: Edge, values: Array) -> Reader | None:
     row = ops.info(node)
     for slot in row.weights if row is not None else ():
         source = next(i for i in (0, 1) if i != slot.index)
-        weight, x, dims = (
-            _stored(node, slot.index, True),
-            _stored(node, source, False),
-            dims_of(node.inputs[slot.index]),
-        )
-        if weight is None or x is None or dims is None or None in dims or x.scale.size != 1:
+        found, x = constant_behind(_behind_pair(node.inputs[slot.index])), _read(node, source, ())
+        if isinstance(found, str) or isinstance(x, str) or x.scale.size != 1:
             continue
-        shape = tuple(int(d or 0) for d in dims)
-        channels = ops.channels(node, slot.index, shape)
-        own = ops.channel_axis(node, slot.index, len(shape))
+        dims, weight = found.dims, _read(node, slot.index, found.dims)
+        if isinstance(weight, str):
+            continue
+        axis = ops.channel_axis(node, slot.index, len(dims))
+        channels = ops.channels(node, slot.index, dims)
         flat = values.reshape(-1)
-        if weight.block_size is None and weight.axis in (None, own) and channels and flat.size in (1, channels):
-            wide = np.broadcast_to(flat, (channels,))
+        if weight.block_size is None and weight.axis in (None, axis) and channels and flat.size in (1, channels):
             edges = Edge(node, source), Edge(node, slot.index)
+            wide = np.broadcast_to(flat, (channels,))
             out = bias.node.outputs[0]
-            of = Biased(node, *edges, weight, shape, bias, wide, np.dtype(np.float32), out)
-            return Reader(of, weight, x)
+            return Reader(Biased(node, *edges, weight, dims, bias, wide, np.dtype(np.float32), out), weight, x)
     return None
 
 
-def _stored(node: ir.Node, index: int, is_weight: bool) -> Encoding | None:
-    """The encoding of an input that a DequantizeLinear makes, of a constant or (``is_weight`` false) of anything."""
+def _read(node: ir.Node, index: int, dims: tuple[int, ...]) -> Encoding | str:
+    """The encoding of an input of shape ``dims`` that a DequantizeLinear makes."""
     value = node.inputs[index] if index < len(node.inputs) else None
-    dq, dims = value.producer() if value is not None else None, dims_of(value)
-    if dq is None or not is_q(dq, DEQUANTIZE) or dq.inputs[0] is None:
-        return None
-    q = dq.inputs[0].producer()
-    constant_data = constant_tensor(dq.inputs[0] if q is None or not is_q(q, QUANTIZE) else q.inputs[0]) is not None
-    if is_weight and not constant_data:
-        return None
-    found = read_encoding(dq, tuple(d or 0 for d in dims or ()))
-    return None if isinstance(found, str) else found
+    dq = value.producer() if value is not None else None
+    return read_encoding(dq, dims) if dq is not None and is_q(dq, DEQUANTIZE) else "no DequantizeLinear makes it"
+
+
+def _behind_pair(value: ir.Value | None) -> ir.Value | None:
+    """What a DequantizeLinear, or a pair, is made of."""
+    while value is not None and (made := value.producer()) is not None:
+        if not (is_q(made, DEQUANTIZE) or is_q(made, QUANTIZE)):
+            break
+        value = made.inputs[0]
+    return value
 
 
 def raise_weights(readers: Sequence[Reader], namer: Namer, ctx: Context) -> None:

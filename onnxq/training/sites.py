@@ -32,13 +32,13 @@ _NORMS |= {"InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "SkipL
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A QuantizeLinear with the DequantizeLinear nodes behind it, all in the main graph.
+    """A QuantizeLinear with the DequantizeLinear nodes behind it.
 
     Attributes:
-        q: The QuantizeLinear.
+        q: The QuantizeLinear, in the main graph.
         encoding: What both halves store.
         movers: Nodes between the halves.
-        dqs: The DequantizeLinear nodes.
+        dqs: The DequantizeLinear nodes, in all scopes.
         outer: Their encodings: the same numbers, perhaps along another axis.
         weight: The trained constant in front of it, None for an activation.
     """
@@ -82,22 +82,21 @@ class Sites:
 def find_sites(model: ir.Model, train: Train, ctx: Context) -> Sites:
     """Read a model whose weights are float in front of pairs; each place left out is a note.
 
-    Pairs in If, Loop and Scan bodies stay as they are: computed, not trained.
+    Pairs in If, Loop and Scan bodies stay as they are: computed, not trained. A DequantizeLinear in a body belongs to
+    the pair whose QuantizeLinear is outside.
     """
-    for graph in list(nested_graphs(model.graph))[1:]:
-        for node in graph:
-            if is_q(node, QUANTIZE) or is_q(node, DEQUANTIZE):
-                ctx.note("not-trained", node, "it is in a body: computed, but without a gradient")
     constants = {value: kind for value, kind in _constants(model.graph) if _trained(value, kind, train, ctx)}
     found = [pair for node in model.graph if is_q(node, QUANTIZE) for pair in _pair(node, constants, ctx)]
     biases = [node for node in model.graph if is_q(node, DEQUANTIZE) and _is_bias(node, train, ctx)]
     known = {dq for pair in found for dq in pair.dqs}
-    for node in model.graph:
+    for node in (node for graph in nested_graphs(model.graph) for node in graph):
+        inside = node.graph is not model.graph
         made = node.inputs[0].producer() if is_q(node, DEQUANTIZE) and node.inputs[0] is not None else None
-        if made is not None and node not in known and not is_q(made, QUANTIZE):
-            ctx.note(
-                "not-trained", node, f"no gradient goes through it: {made.op_type} '{made.name}' makes its integers"
-            )
+        if inside and (is_q(node, QUANTIZE) or (is_q(node, DEQUANTIZE) and node not in known)):
+            ctx.note("not-trained", node, "it is in a body: computed, but without a gradient")
+        elif made is not None and node not in known and not is_q(made, QUANTIZE):
+            why = f"no gradient goes through it: {made.op_type} '{made.name}' makes its integers"
+            ctx.note("not-trained", node, why)
     return Sites(found, constants, biases)
 
 
@@ -185,29 +184,23 @@ def _dims(node: ir.Node) -> tuple[int, ...]:
 def _behind(q: ir.Node) -> tuple[tuple[ir.Node, ...], tuple[ir.Node, ...]] | str:
     """Movers and DequantizeLinear nodes behind a QuantizeLinear, or in words what else reads the integers.
 
-    What only a body or the outside reads is left to the QuantizeLinear, which then stays beside the arithmetic.
+    Where the integers are a graph output, the QuantizeLinear stays for it beside the arithmetic.
     """
-    movers: list[ir.Node] = []
-    dqs: list[ir.Node] = []
+    movers: dict[ir.Node, None] = {}
+    dqs: dict[ir.Node, None] = {}
     values = list(q.outputs)
     for value in values:
         for user, index in value.uses():
-            if user.graph is not q.graph:
-                continue
             if is_q(user, DEQUANTIZE) and index == 0:
-                dqs.append(user)
-            elif index == 0 and onnx_op(user, *MOVERS):
-                if any(out.is_graph_output() or _leaves(out, q) for out in user.outputs):
+                dqs[user] = None
+            elif index == 0 and onnx_op(user, *MOVERS) and user.graph is q.graph:
+                if any(out.is_graph_output() for out in user.outputs):
                     return f"its integers leave the graph behind {user.op_type} '{user.name}'"
-                movers.append(user)
+                movers[user] = None
                 values.extend(user.outputs)
             else:
                 return f"{user.op_type} '{user.name}' reads its integers"
-    return (tuple(dict.fromkeys(movers)), tuple(dict.fromkeys(dqs))) if dqs else "no DequantizeLinear follows"
-
-
-def _leaves(value: ir.Value, q: ir.Node) -> bool:
-    return any(user.graph is not q.graph for user, _ in value.uses())
+    return (tuple(movers), tuple(dqs)) if dqs else "no DequantizeLinear follows"
 
 
 def _why_not(q: ir.Node, encoding: Encoding, dqs: tuple[ir.Node, ...], outer: Sequence[Encoding | str]) -> str:

@@ -100,7 +100,7 @@ class _Writer:
         self._learned |= dict.fromkeys(held, self._input(name, encoding.scale.shape))
 
     def pair(self, pair: Pair) -> None:
-        """Arithmetic for both halves of a pair; the QuantizeLinear stays for readers in bodies and for outputs."""
+        """Arithmetic for both halves of a pair; the QuantizeLinear stays only for a graph output."""
         q, data, encoding = pair.q, pair.data, pair.encoding
         base, dims = q.outputs[0].name or "quantized", _dims(data)
         cut = grid(encoding, dims)
