@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from onnxq.passbase import Context as Context
     from onnxq.passbase import Pass as Pass
     from onnxq.passbase import Pipeline as Pipeline
+    from onnxq.training.api import train as train
     from onnxq.tuning import Tuning as Tuning
     from onnxq.tuning import tune as tune
 
@@ -32,6 +33,7 @@ _HOME = {
     "Pass": "onnxq.passbase",
     "Pipeline": "onnxq.passbase",
     "proto_pass": "onnxq.foreign",
+    "train": "onnxq.training.api",
     "Tuning": "onnxq.tuning",
     "tune": "onnxq.tuning",
 }

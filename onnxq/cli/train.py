@@ -71,6 +71,7 @@ def train(
     plan: o.Plan = None,
     ranges: o.Ranges = None,
     report: Annotated[str | None, typer.Option(metavar="JSON", help="Write the report.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 is all cores.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     custom_op_library: Annotated[str | None, typer.Option(help="Shared library with kernels of custom ops.")] = None,
 ) -> None:
@@ -109,8 +110,8 @@ def train(
             epochs=epochs, batch=batch, lr=lr, optimizer=optimizer, schedule=schedule, warmup=warmup,
             weight_decay=weight_decay, lr_factors=cast("Any", factors), freeze=freeze or (), scales=scales,
             held_out=held_out, samples=samples, calibration=calibration, preprocessing=preprocessing,
-            checkpoint=checkpoint, resume=resume, progress=progress, custom_op_library=custom_op_library, seed=seed,
-            **parameters,
+            checkpoint=checkpoint, resume=resume, threads=threads, progress=progress, seed=seed,
+            custom_op_library=custom_op_library, **parameters,
         )  # fmt: skip
     if out == "-":
         _common.send(result.model)

@@ -60,6 +60,7 @@ def train(
     preprocessing: str | Path | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = True,
+    threads: int = 0,
     progress: Progress | None = None,
     custom_op_library: str | None = None,
     seed: int = 0,
@@ -95,6 +96,7 @@ def train(
         preprocessing: YAML file that says how images become inputs.
         checkpoint: Folder that the state of the training is written to, after each epoch and each minute.
         resume: Go on from the checkpoint in that folder, if there is one.
+        threads: Threads of onnxruntime; 0: all cores. One is faster for small models, and on a busy machine.
         progress: Called with (label, done, total).
         custom_op_library: Shared library with kernels of custom ops.
         seed: Seed of everything random: the same one gives the same bytes.
@@ -140,7 +142,7 @@ def train(
     folder = Path(checkpoint) if checkpoint is not None else None
     crossing = start._crossing
     assert crossing is not None
-    Job(options, examples, shares, ctx, folder, resume).run(crossing, wise)
+    Job(options, examples, shares, ctx, folder, resume, threads).run(crossing, wise)
     path = Path(output) if output is not None else None
     if path is not None:
         crossing.save(path)

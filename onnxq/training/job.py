@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 import onnxq
 from onnxq.border import Crossing
-from onnxq.calibration.feeds import ports_of
 from onnxq.context import Context
 from onnxq.diagnostics import Severity
+from onnxq.inventory import constants_of
+from onnxq.look import all_graphs
 from onnxq.passes.validate_qdq import ValidateQdq
+from onnxq.session import Runtime
 from onnxq.training.data import Examples
 from onnxq.training.engine import Trainable, trainable
 from onnxq.training.freezing import trained
@@ -22,8 +25,9 @@ from onnxq.training.losses import float_outputs
 from onnxq.training.options import Options
 from onnxq.training.scores import Judge
 from onnxq.training.shares import Shares
-from onnxq.training.teacher import Targets, Teacher, given, open_teacher
+from onnxq.training.teacher import Aims, Targets, Teacher, given, open_teacher
 from onnxq.training.trainer import Outcome, Trainer
+from onnxq.wording import plural
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Job:
         ctx: Notes, progress, tables.
         folder: Where checkpoints go.
         resume: Whether to go on from the one that is there.
+        threads: Threads of onnxruntime; 0: all cores.
     """
 
     options: Options
@@ -45,44 +50,66 @@ class Job:
     ctx: Context
     folder: Path | None
     resume: bool
+    threads: int
 
     def run(self, crossing: Crossing, teacher: Crossing | None) -> None:
-        """Train the model of a crossing, and put the trained one in its place if that is better."""
-        start, options, ctx = crossing.model, self.options, self.ctx
-        shapes = self.examples.batch(self.shares.train[: self.shares.batch]).feeds
-        trainee = trainable(
-            start, options.loss, batch=shapes, train=trained(options.freeze, start), scales=options.scales, ctx=ctx
-        )
-        names = [value.name or "" for value in float_outputs(start, options.loss)]
-        inputs = [port.name for port in ports_of(start)]
-        opened = open_teacher(teacher.model, names, inputs, ctx.custom_op_library) if teacher else nullcontext()
-        with opened as wise:
-            outcome = self._train(trainee, wise, [value.name or "" for value in start.graph.outputs])
-        if outcome.best:
-            crossing.model = trainee.finish()
-            ValidateQdq().run(crossing.model, ctx)
-        else:
-            before = outcome.start.loss
-            text = f"no epoch had a held-out loss below that of the start ({before:.4g}), which is the result"
-            remedy = "another learning rate, more samples or more epochs may do"
-            ctx.note("training-no-help", None, f"{text}; {remedy}", Severity.WARNING, loss=before)
-        crossing.model.metadata_props["onnxq.version"] = onnxq.__version__
-        crossing.model.metadata_props["onnxq.training"] = f"{options.loss}, {outcome.best} of {options.epochs} epochs"
-        ctx.report.seconds.append(("train", outcome.seconds))
-        ctx.report.tables["training"] = self._table(outcome, trainee)
+        """Train the model of a crossing, and put the trained one in its place if that is better.
 
-    def _train(self, trainee: Trainable, teacher: Teacher | None, outputs: Sequence[str]) -> Outcome:
-        distill = self.options.loss == "distill"
-        assert teacher is not None or not distill
-        targets = Targets(teacher, self.examples, self.shares, self.ctx) if teacher and distill else given
-        judge = Judge(
-            trainee, outputs, self.examples, self.shares, targets,
-            teacher.outputs if teacher else None, self.options.loss == "cross-entropy",
+        What decides is the score of the finished model, whose biases are integers again. During the training they are
+        floats, and with weights of few bits a step of theirs can be seen in the loss.
+        """
+        start, options, ctx = crossing.model, self.options, self.ctx
+        trainee = self._trainable(start)
+        names = [value.name or "" for value in float_outputs(start, options.loss)]
+        inputs, outputs = ([v.name or "" for v in values] for values in (start.graph.inputs, start.graph.outputs))
+        runtime = Runtime(threads=self.threads, custom_op_library=ctx.custom_op_library)
+        digest = _weights_digest(teacher.model) if teacher else ""
+        with open_teacher(teacher.model, names, inputs, runtime) if teacher else nullcontext() as wise:
+            targets = self._targets(wise)
+
+            def judge(model: Trainable) -> Judge:
+                reference, labels = wise.outputs if wise else None, options.loss == "cross-entropy"
+                return Judge(model, outputs, self.examples, self.shares, targets, reference, labels)
+
+            outcome = self._train(trainee, targets, judge(trainee), digest)
+            table = self._table(outcome, trainee)
+            kept, made = outcome.start, trainee.finish() if outcome.best else None
+            del trainee  # its session, before there is another one
+            if made is not None:
+                ValidateQdq().run(made, ctx)
+                score = judge(self._trainable(made))()
+                if score.loss < kept.loss:
+                    crossing.model, kept = made, score
+        if kept is outcome.start:
+            outcome.best = 0
+            text = f"no epoch had a held-out loss below that of the start ({kept.loss:.4g}), which is the result"
+            remedy = "another learning rate, more samples or more epochs may do"
+            ctx.note("training-no-help", None, f"{text}; {remedy}", Severity.WARNING, loss=kept.loss)
+        props = crossing.model.metadata_props
+        props["onnxq.version"] = onnxq.__version__
+        props["onnxq.training"] = f"{options.loss}, {outcome.best} of {plural(options.epochs, 'epoch')}"
+        ctx.report.seconds.append(("train", outcome.seconds))
+        ctx.report.tables["training"] = {**table, "best_epoch": outcome.best, "after": kept.to_json()}
+
+    def _trainable(self, model: ir.Model) -> Trainable:
+        options, shapes = self.options, self.examples.batch(self.shares.train[: self.shares.batch]).feeds
+        return trainable(
+            model, options.loss, batch=shapes, train=trained(options.freeze, model), scales=options.scales,
+            threads=self.threads, ctx=self.ctx,
         )  # fmt: skip
+
+    def _targets(self, teacher: Teacher | None) -> Aims:
+        if self.options.loss != "distill":
+            return given
+        assert teacher is not None
+        return Targets(teacher, self.examples, self.shares, self.ctx)
+
+    def _train(self, trainee: Trainable, targets: Aims, judge: Judge, teacher: str) -> Outcome:
         optimizer = self.options.make(trainee.parameters, trainee.kinds, trainee.gradient_scale)
         identity = {
             **self.options.identity(),
             "model": _digest(trainee),
+            "teacher": teacher,
             "data": self.examples.digest,
             "batch": self.shares.batch,
             "held out": len(self.shares.held),
@@ -115,4 +142,13 @@ def _digest(trainee: Trainable) -> str:
     for name, array in trainee.parameters.items():
         digest.update(name.encode())
         digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _weights_digest(model: ir.Model) -> str:
+    """SHA-256 of a model's constants, one in memory at a time."""
+    digest = hashlib.sha256()
+    for graph in all_graphs(model):
+        for _, tensor in constants_of(graph):
+            digest.update(tensor.tobytes())
     return digest.hexdigest()

@@ -11,8 +11,8 @@ import numpy as np
 from onnxq.calibration.feeds import Feeds
 from onnxq.numerics.similarity import Similarity, sqnr_db
 from onnxq.training.data import Examples
-from onnxq.training.samples import Example
 from onnxq.training.shares import Shares
+from onnxq.training.teacher import Aims
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +69,7 @@ class Judge:
     outputs: Sequence[str]
     examples: Examples
     shares: Shares
-    targets: Callable[[Sequence[int], Example], Feeds]
+    targets: Aims
     reference: Callable[[Feeds], Feeds] | None = None
     labels: bool = False
 

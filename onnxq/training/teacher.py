@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +51,7 @@ class Teacher:
 
 
 @contextmanager
-def open_teacher(
-    model: ir.Model, outputs: Sequence[str], inputs: Sequence[str], custom_op_library: str | None = None
-) -> Iterator[Teacher]:
+def open_teacher(model: ir.Model, outputs: Sequence[str], inputs: Sequence[str], runtime: Runtime) -> Iterator[Teacher]:
     """A teacher for some outputs of a model with these inputs.
 
     Raises:
@@ -69,9 +67,13 @@ def open_teacher(
     aims = {name: compared(by_name[name], "distill") for name in outputs}
     values = list(dict.fromkeys([*aims.values(), *(by_name[name] for name in outputs)]))
     place = {value: i for i, value in enumerate(values)}
-    with open_session(model, Runtime(custom_op_library=custom_op_library), outputs=values) as session:
+    with open_session(model, runtime, outputs=values) as session:
         shown = {name: place[by_name[name]] for name in outputs}
         yield Teacher(session, {name: place[value] for name, value in aims.items()}, shown)
+
+
+Aims = Callable[[Sequence[int], Example], Feeds]
+"""Gives the targets of the examples of some numbers, which together are one example."""
 
 
 class Targets:
@@ -112,7 +114,7 @@ class Targets:
 
 
 def given(numbers: Sequence[int], example: Example) -> Feeds:
-    """Targets that came with the data; in place of `Targets`."""
+    """Targets that came with the data."""
     return example.targets
 
 

@@ -10,16 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxq.calibration.feeds import Feeds
 from onnxq.context import Context
 from onnxq.errors import TrainingError
 from onnxq.training import checkpoints
 from onnxq.training.data import Examples
 from onnxq.training.optimizers import Array, Kind, Optimizer
-from onnxq.training.samples import Example
 from onnxq.training.schedules import Schedule
 from onnxq.training.scores import Score
 from onnxq.training.shares import Shares
+from onnxq.training.teacher import Aims
 
 SECONDS = 60.0
 """Between two checkpoints within an epoch."""
@@ -119,7 +118,7 @@ class Trainer:
     trainee: Trainee
     examples: Examples
     shares: Shares
-    targets: Callable[[Sequence[int], Example], Feeds]
+    targets: Aims
     judge: Callable[[], Score]
     optimizer: Optimizer
     rate: float

@@ -36,6 +36,16 @@ def test_calibration_digits_are_others(digits: tuple[np.ndarray, np.ndarray]) ->
     assert not held_out & {np.rint(image * 255).astype(np.uint8).tobytes() for image in images}
 
 
+def test_training_digits_are_others_too(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    with np.load(LENET / "training.npz") as stored:
+        pixels, labels = stored["pixels"], stored["labels"]
+    assert (pixels.shape, pixels.dtype, labels.shape) == ((500, 28, 28), np.uint8, (500,))
+    assert np.bincount(labels).min() > 30
+    assert not {image.tobytes() for image in digits[0]} & {image.tobytes() for image in pixels}
+    with np.load(LENET / "calibration.npz") as stored:
+        assert (np.rint(stored["image"][:, 0] * 255) == pixels[:64]).all()
+
+
 def test_committed_files_are_small() -> None:
     assert sum(p.stat().st_size for p in LENET.iterdir() if p.is_file()) < 300_000
 
