@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import onnxq
 from onnxq.errors import DataError, InputError
 from onnxq.numerics.bias import LARGEST
 from onnxq.passbase import Context
@@ -264,3 +265,11 @@ def test_a_damaged_record() -> None:
 
 def test_a_model_that_was_never_trainable_stays(run_passes: Callable[..., Any]) -> None:
     assert not run_passes(layer("Conv"), FromTrainable()).changed
+
+
+def test_a_network_of_the_quantizer_comes_back() -> None:
+    folder = Path(__file__).resolve().parent.parent.parent / "models" / "lenet"
+    made = onnxq.quantize(
+        onnx.load(folder / "lenet.onnx"), str(folder / "calibration.npz"), rounding="nearest", search=False
+    )
+    same_model(made.model, there_and_back(made.model))
