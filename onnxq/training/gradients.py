@@ -18,6 +18,7 @@ from onnx import helper
 from onnxq.errors import OptionError, UnsupportedError
 from onnxq.training import rules_conv, rules_elementwise, rules_products, rules_windows  # noqa: F401
 from onnxq.training.rules import RULES, NoGradient, Tape
+from onnxq.training.rules_blocked import DOMAIN
 from onnxq.training.rules_borrowed import borrowed, differentiable, onnx_ad, reads
 from onnxq.training.rules_pairs import RESIDUE, FakeQuant, fake_quant, find_pairs
 from onnxq.training.slim import merged, slim
@@ -56,6 +57,8 @@ def derivative(twin: onnx.ModelProto, parameters: Sequence[str], loss: str) -> o
         result = gradients.get(name) or _zeros(tape, name)
         tape.nodes.append(helper.make_node("Identity", [result], [f"grad.{name}"]))
         graph.output.append(helper.make_tensor_value_info(f"grad.{name}", tape.type(name), tape.shape(name)))
+    if any(node.domain == DOMAIN for node in tape.nodes):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     graph.node.extend(tape.nodes)
     graph.initializer.extend(tape.initializers)
     graph.ClearField("value_info")
@@ -136,10 +139,9 @@ def _contributions(
     tape: Tape, node: onnx.NodeProto, gradients: dict[str, str], read: list[str]
 ) -> Iterable[tuple[str, str]]:
     own = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if own is None:
+    parts = own(tape, node, gradients[node.output[0]], [name in read for name in node.input]) if own else None
+    if parts is None:
         return borrowed(tape, node, gradients, read, reads(node)).items()
-    wanted = [name in read for name in node.input]
-    parts = own(tape, node, gradients[node.output[0]], wanted)
     return [(n, part) for n, part in zip(node.input, parts, strict=False) if part is not None]
 
 

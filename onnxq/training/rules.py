@@ -128,8 +128,11 @@ class Tape:
         return summed if kept == target else self.reshape(summed, target)
 
 
-Rule: TypeAlias = Callable[[Tape, onnx.NodeProto, str, Sequence[bool]], Sequence["str | None"]]
-"""``rule(tape, node, gradient of output 0, which inputs are wanted) -> gradient of each input, or None``."""
+Rule: TypeAlias = Callable[[Tape, onnx.NodeProto, str, Sequence[bool]], "Sequence[str | None] | None"]
+"""``rule(tape, node, gradient of output 0, which inputs are wanted) -> gradient of each input, or None``.
+
+Instead of the list a rule may return None for a node that it leaves to onnx-ad.
+"""
 
 RULES: dict[str, Rule] = {}
 

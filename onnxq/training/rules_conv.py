@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from onnxq.training.rules import Tape, attributes, rule
+from onnxq.training.rules_blocked import depthwise, fits
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,11 @@ def transposed(tape: Tape, gradient: str, small: tuple[int, ...], w: str, g: Geo
     if weight[0] == g.group and weight[1] == 1 and set(g.strides) == {1} and min(map(min, around)) >= 0:
         back = tape.ints([-1] * len(g.kernel))
         flipped = tape.op("Slice", w, back, tape.ints([-(2**31)] * len(g.kernel)), tape.ints(axes), back)
-        return tape.op("Conv", gradient, flipped, pads=around[0] + around[1], dilations=g.dilations, group=g.group)
+        attributes: dict[str, Any] = {"pads": around[0] + around[1], "dilations": g.dilations}
+        if fits(g.group, g.kernel):
+            flipped = tape.reshape(flipped, [1, g.group, *g.kernel])
+            return depthwise(tape, gradient, flipped, g.kernel, g.group, strides=g.strides, **attributes)
+        return tape.op("Conv", gradient, flipped, group=g.group, **attributes)
     reached = [
         (o - 1) * s + (k - 1) * d + 1 - b - e
         for o, s, k, d, b, e in zip(small, g.strides, g.kernel, g.dilations, g.begin, g.end, strict=True)
@@ -165,8 +170,12 @@ def _correlate(tape: Tape, x: str, large: tuple[int, ...], gradient: str, small:
     swapped: dict[str, Any] = {"strides": g.dilations, "dilations": g.strides, "pads": fitted.pads}
     if inner == 1:
         data = tape.reshape(x, [1, n * groups, *large[2:]])
-        filters = tape.reshape(gradient, [n * outer, 1, *small[2:]])
-        product = tape.op("Conv", data, filters, group=n * groups, **swapped)
+        if outer == groups and fits(n * groups, g.kernel):
+            filters = tape.reshape(gradient, [1, n * outer, *small[2:]])
+            product = depthwise(tape, data, filters, small[2:], n * groups, **swapped)
+        else:
+            filters = tape.reshape(gradient, [n * outer, 1, *small[2:]])
+            product = tape.op("Conv", data, filters, group=n * groups, **swapped)
         return tape.sum(tape.reshape(product, [n, outer, 1, *g.kernel]), [0])
     data = tape.reshape(x, [n, groups, inner, *large[2:]])
     data = tape.transpose(data, [2, 1, 0, *(a + 1 for a in axes)])

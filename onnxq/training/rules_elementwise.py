@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
+from onnx import numpy_helper
 
 from onnxq.training.rules import NoGradient, Tape, attributes, rule
 
@@ -71,6 +72,17 @@ def div(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool])
     if not wanted[1]:
         return [first, None]
     return [first, tape.op("Neg", _back(tape, node, tape.op("Mul", over, node.output[0]), 1))]
+
+
+@rule("Pow")
+def square(tape: Tape, node: onnx.NodeProto, gradient: str, wanted: Sequence[bool]) -> list[str | None] | None:
+    """``2x`` for the square that normalizations are written with, as the power of one is slow."""
+    exponent = tape.stored(node.input[1])
+    if exponent is None or wanted[1] or not (numpy_helper.to_array(exponent) == 2).all():
+        return None
+    x = node.input[0]
+    product = tape.op("Mul", gradient, tape.op("Mul", x, tape.number(2, x)))
+    return [_back(tape, node, product, 0), None]
 
 
 @rule("Clip")

@@ -54,6 +54,7 @@ CASES = [
     *(Case(op, ((3, 1), (2, 3, 4))) for op in ("Add", "Sub", "Mul")),
     Case("Div", ((2, 3, 4), (3, 1)), base=3.0),
     Case("Pow", ((3, 4), np.array(2.5)), base=3.0),
+    Case("Pow", ((3, 4), np.array([[2.0]]))),
     Case("Pow", ((3, 4), (3, 4)), base=3.0),
     Case("PRelu", ((2, 3, 4), (3, 1)), double=False),
     Case("Mean", ((2, 3, 4), (3, 1)), double=False),

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.training.gradients import derivative
-from tests.training.surrogate import Twin, assert_gradients
+from onnxq.training.rules_blocked import DOMAIN
+from tests.training.surrogate import Twin, assert_gradients, session
 
 
 @st.composite
@@ -58,6 +59,23 @@ def test_conv_transpose(found: dict[str, Any], bias: bool, data: st.DataObject) 
     if "pads" in attributes and data.draw(st.booleans()):
         attributes["output_padding"] = [data.draw(st.integers(0, s - 1)) for s in attributes["strides"]]
     assert_gradients(convolution("ConvTranspose", found, bias))
+
+
+@pytest.mark.parametrize(("op_type", "strides"), [("Conv", 1), ("Conv", 2), ("ConvTranspose", 2)])
+def test_blocked_form(op_type: str, strides: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With whole blocks of channels depthwise gradients use onnxruntime's layout, to the result of the plain form."""
+    twin = Twin(double=False)
+    x, w = twin.operand("x", (2, 32, 7, 6)), twin.operand("w", (32, 1, 3, 2), per_axis=True)
+    pads = [1, 0, 1, 1]
+    twin.weigh(twin.node(op_type, [x, w], "y", group=32, pads=pads, strides=[strides] * 2, dilations=[1, 2]))
+    blocked = derivative(twin.proto(), ["x", "w"], "loss")
+    monkeypatch.setattr("onnxq.training.rules_blocked.available", lambda: False)
+    plain = derivative(twin.proto(), ["x", "w"], "loss")
+    assert DOMAIN in {o.domain for o in blocked.opset_import} and DOMAIN not in {o.domain for o in plain.opset_import}
+    names = ["grad.x", "grad.w"]
+    found, expected = (session(model).run(names, twin.feeds) for model in (blocked, plain))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 @pytest.mark.parametrize("auto", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
