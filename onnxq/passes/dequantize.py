@@ -16,7 +16,7 @@ from onnxq.passes.freeze import Freeze
 from onnxq.passes.qoperator_to_qdq import QoperatorToQdq
 from onnxq.qoperators.floating import Floats, Saturation
 from onnxq.qoperators.raising import Raiser, Refused
-from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
+from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 from onnxq.wording import plural
 
 
@@ -33,7 +33,8 @@ class Dequantize(Pass):
     ends at zero becomes a Clip, unless what it reads keeps these limits anyway or is an input.
 
     Stays, with a note: a DequantizeLinear of integers that come in as an input or are computed in another way, a
-    QuantizeLinear whose integers are an output, pairs whose two halves differ, operators without a Q/DQ form.
+    QuantizeLinear whose integers are an output, pairs whose two halves differ, operators without a Q/DQ form
+    (``not-raised``).
 
     Attributes:
         saturation: Pairs that keep their limits as a Clip: ``zero`` those from or to zero, ``all`` every one (the
@@ -86,15 +87,12 @@ def _scopes(model: ir.Model) -> Iterator[tuple[ir.Graph, dict[str, int], bool]]:
 
 
 def _others(graph: ir.Graph) -> Iterator[tuple[ir.Node, str]]:
-    """What is left of quantization besides DequantizeLinear nodes, and why."""
+    """What is left of pairs besides DequantizeLinear nodes, and why."""
     for node in (n for g in nested_graphs(graph) for n in g):
-        key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if is_q(node, QUANTIZE) or onnx_op(node, "DynamicQuantizeLinear"):
             out = node.outputs[0]
             readers = ", ".join(sorted({f"{user.op_type} '{user.name}'" for user in out.consumers()}))
             yield node, "its integers are a graph output" if out.is_graph_output() else f"{readers} reads its integers"
-        elif key in INTEGER_OPS or node.op_type.startswith("QLinear"):
-            yield node, "an integer operator without a Q/DQ form here"
 
 
 def _drop_import(model: ir.Model) -> None:

@@ -15,7 +15,7 @@ from onnxq.passbase import Context, Pass
 from onnxq.passes.freeze import Freeze
 from onnxq.qoperators.layouts import LAYOUTS
 from onnxq.qoperators.lowering import is_dq, lower
-from onnxq.qoperators.lowering_floats import dynamic_source, move, multiply_dynamic, multiply_to_float
+from onnxq.qoperators.lowering_floats import convolve_dynamic, dynamic_source, move, multiply_dynamic, multiply_to_float
 from onnxq.qoperators.movement import moved
 from onnxq.qoperators.raising import Raiser, Rewrite
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
@@ -28,8 +28,9 @@ class QdqToQoperator(Pass):
 
     Conv becomes QLinearConv, MatMul QLinearMatMul, Gemm QGemm; Add, Mul, Sigmoid, LeakyRelu, Softmax, Where, Concat,
     AveragePool and GlobalAveragePool the ``QLinear`` operator of onnxruntime's domain. A MatMul with a float output
-    becomes MatMulIntegerToFloat, one whose input is quantized at run time DynamicQuantizeMatMul. Data movement with the
-    same encoding on both sides moves integers. Relu and Clip go where the saturation of the output does their work.
+    becomes MatMulIntegerToFloat, one whose input is quantized at run time DynamicQuantizeMatMul, a Conv ConvInteger.
+    Data movement with the same encoding on both sides moves integers. Relu and Clip go where the saturation of the
+    output does their work.
     The inverse of `qoperator-to-qdq`, over the same table; results differ by a step at most, at ties.
 
     The int32 bias has the scale of input times weight, which integer kernels take for granted; a bias at another scale
@@ -88,6 +89,8 @@ class QdqToQoperator(Pass):
         layout, contrib = LAYOUTS.get(node.op_type) if node.domain == "" else None, self.domain == "all"
         if onnx_op(node, "MatMul") and dynamic_source(node.inputs[0]) is not None:
             return [lambda n, r: multiply_dynamic(n, r, contrib)]
+        if onnx_op(node, "Conv") and dynamic_source(node.inputs[0]) is not None:
+            return [convolve_dynamic]
         forms: list[Rewrite] = [move] if moved(node) else []
         if layout is not None and (contrib or layout.domain == ""):
             forms.append(lower)

@@ -1,4 +1,4 @@
-"""Matrix products whose output stays float, and data movement, on integers."""
+"""Products whose output stays float, inputs that are quantized at run time, and data movement, on integers."""
 
 from __future__ import annotations
 
@@ -48,20 +48,56 @@ def multiply_dynamic(node: ir.Node, raiser: Raiser, contrib: bool) -> str:
     assert source is not None
     if constant_tensor(b.integers) is None:
         raise Refused("its weight is computed at run time")
-    dtype, base = ir.DataType.FLOAT, node.name or node.op_type
     if contrib:
         bias, end = _bias(node, b.integers, raiser)
-        inputs = [source.inputs[0], b.integers, b.scale, b.zero, bias]
+        inputs, dtype = [source.inputs[0], b.integers, b.scale, b.zero, bias], ir.DataType.FLOAT
         made = raiser.float_op(node, "DynamicQuantizeMatMul", inputs, domain=MICROSOFT, dtype=dtype)
         raiser.take_over(end, made)
         return ""
-    x, scale, zero = source.outputs
-    product = raiser.float_op(node, "MatMulInteger", [x, b.integers, zero, b.zero], dtype=ir.DataType.INT32)
-    wide = raiser.float_op(node, "Cast", [product], {"to": int(dtype)}, name=base, like=node.outputs[0], dtype=dtype)
-    both = raiser.float_op(node, "Mul", [scale, b.scale], name=f"{base}_scales", like=b.scale, dtype=dtype)
-    made = raiser.float_op(node, "Mul", [wide, both], name=base, like=node.outputs[0], dtype=dtype)
+    product = raiser.float_op(
+        node, "MatMulInteger", [source.outputs[0], b.integers, source.outputs[2], b.zero], dtype=ir.DataType.INT32
+    )
+    raiser.take_over(node.outputs[0], _scaled(node, raiser, product, source.outputs[1], b.scale))
+    return ""
+
+
+def convolve_dynamic(node: ir.Node, raiser: Raiser) -> str:
+    """A Conv with an input quantized at run time -> ConvInteger, the scales and the bias behind it."""
+    source, w = dynamic_source(node.inputs[0]), read_operand(node, 1, raiser)
+    assert source is not None
+    rank, zeros = len(dims_of(w.integers) or ()), constant(w.zero)
+    assert zeros is not None
+    if constant_tensor(w.integers) is None or np.ptp(zeros):
+        raise Refused("its weight is computed at run time, or has several zero points")
+    base, zero = node.name or node.op_type, raiser.constant(node, f"{w.zero.name}_all", zeros.reshape(-1)[0])
+    inputs = [source.outputs[0], w.integers, source.outputs[2], zero]
+    product = raiser.float_op(node, "ConvInteger", inputs, node.attributes.values(), dtype=ir.DataType.INT32)
+    made = _scaled(node, raiser, product, source.outputs[1], _by_channel(node, raiser, w.scale, rank))
+    bias = parameter(node, 2)
+    if bias is not None:
+        if constant(bias) is None:
+            raise Refused("its bias is no float constant")
+        added = [made, _by_channel(node, raiser, bias, rank)]
+        made = raiser.float_op(node, "Add", added, name=f"{base}_bias", like=node.outputs[0])
     raiser.take_over(node.outputs[0], made)
     return ""
+
+
+def _by_channel(node: ir.Node, raiser: Raiser, value: ir.Value, rank: int) -> ir.Value:
+    """A constant of one number a channel, for a tensor of ``rank`` axes that has the channels at axis 1."""
+    numbers = constant(value)
+    assert numbers is not None
+    if numbers.size == 1:
+        return value
+    return raiser.constant(node, f"{value.name}_by_channel", numbers.reshape(-1, *(1,) * (rank - 2)))
+
+
+def _scaled(node: ir.Node, raiser: Raiser, product: ir.Value, scale: ir.Value, weight_scale: ir.Value) -> ir.Value:
+    """An integer product times both scales, as floats."""
+    dtype, base = ir.DataType.FLOAT, node.name or node.op_type
+    wide = raiser.float_op(node, "Cast", [product], {"to": int(dtype)}, name=base, like=node.outputs[0], dtype=dtype)
+    both = raiser.float_op(node, "Mul", [scale, weight_scale], name=f"{base}_scales", like=weight_scale, dtype=dtype)
+    return raiser.float_op(node, "Mul", [wide, both], name=base, like=node.outputs[0], dtype=dtype)
 
 
 def _bias(node: ir.Node, weight: ir.Value, raiser: Raiser) -> tuple[ir.Value | None, ir.Value]:

@@ -222,6 +222,20 @@ def test_dynamic(domain: str, agree: Callable[..., Any]) -> None:
     assert all(n.domain == "" for n in made.proto.graph.node) is (domain == "onnx")
 
 
+@pytest.mark.parametrize("channels", [False, True])
+def test_dynamic_conv(channels: bool, agree: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(4)
+    scale = rng.uniform(0.01, 0.05, 6).astype(np.float32) if channels else np.float32(0.02)
+    constants = {"w": rng.integers(-128, 128, (6, 2, 3, 3)).astype(np.int8), "ws": scale, "b": noise(6)}
+    constants["wz"] = np.zeros(np.shape(scale), np.int8)
+    axis = "<axis=0>" if channels else ""
+    text = f"q, e, f = DynamicQuantizeLinear(x) d = DequantizeLinear(q, e, f) v = DequantizeLinear{axis}(w, ws, wz) "
+    text += "y = Conv<group=2, pads=[1,1,0,1], strides=[2,1]>(d, v, b)"
+    feeds = {"x": noise(2, 4, 9, 8)}
+    parts = ["DynamicQuantizeLinear", "ConvInteger", "Cast", "Mul", "Mul", "Add"]
+    agree(build(text, constants, feeds), feeds, parts, step=1e-2)
+
+
 FOLDS = [
     ("Relu(c)", 0, 0.02, True),
     ("Relu(c)", 3, 0.02, False),
