@@ -51,8 +51,8 @@ class Options:
         for kind, factor in self.lr_factors.items():
             if kind not in get_args(Kind):
                 raise OptionError(f"learning rates are of {', '.join(get_args(Kind))}, not '{kind}'")
-            if not 0.0 <= factor < math.inf:
-                raise OptionError(f"the learning-rate factor of {kind} must be 0 or more, got {factor}")
+            if not isinstance(factor, int | float) or not 0.0 <= factor < math.inf:
+                raise OptionError(f"the learning-rate factor of {kind} must be a number, 0 or more, got {factor!r}")
 
     @property
     def rate(self) -> float:
