@@ -21,7 +21,7 @@ test: $(READY)  ## run the unit suite
 	$(BIN)/python -m pytest -m "not slow and not training" $(ARGS)
 
 test-training: $(READY) $(TRAINING_READY)  ## train what onnxq writes, on onnxruntime's training build
-	ONNXQ_TRAINING_PYTHON=$(abspath $(TRAINING_VENV))/bin/python $(BIN)/python -m pytest -m training tests/training_build $(ARGS)
+	ONNXQ_TRAINING_PYTHON=$(abspath $(TRAINING_VENV))/bin/python $(BIN)/python -m pytest -rs -m training tests/training_build $(ARGS)
 
 cover: $(READY)  ## run the unit suite and fail where less than 90 % of onnxq is covered
 	$(BIN)/python -m pytest -m "not slow and not training" --cov --cov-fail-under=90 $(ARGS)
