@@ -23,13 +23,14 @@ from onnxq.passes.thaw import Thaw
 from onnxq.passes.upgrade_opset import UpgradeOpset
 from onnxq.session import Runtime, Session
 from onnxq.training.finish import finished
+from onnxq.training.fused import fused
 from onnxq.training.gradients import derivative, settle
 from onnxq.training.losses import LOSS, TARGET, Head, Loss, append_loss, check_loss, final_softmax, float_outputs
 from onnxq.training.shapes import declare, fixed_shapes
 from onnxq.training.sites import Kind
 from onnxq.training.twin import Parameter, make_twin, residues_of
 
-_OLDEST = 13  # first opset whose Softmax, ReduceSum and Clip are those that gradients are written for
+_OLDEST = 16  # first opset whose ScatterND adds, which gradients of MaxPool and Gather are made of
 
 
 @dataclass
@@ -163,15 +164,17 @@ def trainable(
     heads = {name: _head(name, last, shapes) for name, last in lasts.items()}
     append_loss(primal.graph, loss, heads)
     return Trainable(
-        derivative(primal, list(sources), LOSS),
+        fused(derivative(primal, list(sources), LOSS)),
         initial,
         {name: source.kind for name, source in sources.items()},
         {name: _gradient_scale(source, shapes, sources) for name, source in sources.items() if source.kind == "scale"},
         sources,
         base,
-        settled,
+        fused(settled),
         frozen,
-        Runtime(threads=threads, lean=True),  # the memory pattern of the first run comes on top: 1.9 GB for 1.0 GB
+        Runtime(
+            threads=threads, lean=True, true_semantics=True
+        ),  # the memory pattern of the first run comes on top: 1.9 GB for 1.0 GB
         ctx,
     )
 

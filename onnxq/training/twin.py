@@ -30,6 +30,10 @@ from onnxq.training.groups import scale_groups
 from onnxq.training.layouts import Dims, grid, lying
 from onnxq.training.sites import Kind, Pair, Train, find_sites
 
+SLACK = np.float32(1 + 2.0**-20)
+"""In one channel of seven, 127 * s divided by s is more than 127 in float32. The largest weights, which stand there
+when training begins, shall count as inside; rounding takes the slack away again."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -158,9 +162,9 @@ class _Writer:
         replace_uses(out, y, self.namer)
 
     def _clipped(self, q: ir.Node, u: ir.Value, encoding: Encoding, dims: Dims, base: str) -> ir.Value:
-        """``u`` between the bounds of the integers without their zero point."""
+        """``u`` between the bounds of the integers without their zero point, widened by `SLACK`."""
         qtype, zero = encoding.spec.qtype, encoding.zero_point.astype(np.float32)
-        ends = [np.float32(qtype.qmin) - zero, np.float32(qtype.qmax) - zero]
+        ends = [SLACK * (np.float32(qtype.qmin) - zero), SLACK * (np.float32(qtype.qmax) - zero)]
         if (zero == zero.flat[0]).all():
             return self._op(q, "Clip", [u, *(self._number(end.flat[0]) for end in ends)], f"{base}.clipped")
         low, high = (self._number(lying(end, encoding, dims)) for end in ends)

@@ -91,6 +91,23 @@ def test_gradients_are_clipped_identity_and_lsq(place):
     np.testing.assert_allclose(found["w.scale"], of_scale, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_the_largest_weights_are_not_clipped_when_training_begins(dtype):
+    """In float32, qmax * s divided by s is more than qmax for a seventh of all s."""
+    scale = np.random.default_rng(5).uniform(0.001, 0.1, 200).astype(np.float32)
+    bounds = np.array([QTYPES[dtype].qmin, QTYPES[dtype].qmax], np.float32)
+    weight = bounds[:, None] * scale
+    assert (weight / scale > bounds[1]).any()
+    text = """(float[2, 200] x) => (float[2, 200] y) {
+        q = QuantizeLinear<axis = 1>(w, s, z)  d = DequantizeLinear<axis = 1>(q, s, z)  y = Add(d, x)
+    }"""
+    model = model_of(text, w=weight, s=scale, z=integers(np.zeros(200), dtype))
+    feeds = {"x": np.zeros((2, 200), np.float32)}
+    trainee = trainable(model, "mse", batch=feeds, threads=1)
+    np.testing.assert_array_equal(trainee.evaluate(feeds)[0], run(model, feeds)[0])
+    assert trainee.step(feeds, {"y": feeds["x"]})[1]["w"].all()
+
+
 def test_a_weight_behind_several_pairs_is_one_parameter_with_the_sum_of_gradients():
     text = """(float[2, 4] x) => (float[2, 4] y) {
         qa = QuantizeLinear(w, s, z)  a = DequantizeLinear(qa, s, z)
