@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onnxq.api import run as run
     from onnxq.diagnosis.comparing import compare as compare
     from onnxq.diagnosis.debugging import debug as debug
+    from onnxq.diagnosis.sessions import verify as verify
     from onnxq.foreign import proto_pass as proto_pass
     from onnxq.linting.api import lint as lint
     from onnxq.passbase import Context as Context
@@ -28,6 +29,7 @@ _HOME = {
     "run": "onnxq.api",
     "compare": "onnxq.diagnosis.comparing",
     "debug": "onnxq.diagnosis.debugging",
+    "verify": "onnxq.diagnosis.sessions",
     "lint": "onnxq.linting.api",
     "Context": "onnxq.passbase",
     "Pass": "onnxq.passbase",

@@ -26,7 +26,7 @@ from onnxq.passbase import Instrument, Pipeline, Step, flatten, step_name
 from onnxq.recipe import dump
 from onnxq.registry import Registry
 from onnxq.session import Runtime, open_session
-from onnxq.verify import interface, verify
+from onnxq.validity import interface, verify
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +75,7 @@ class DumpAfter(Instrument):
 class VerifyEach(Instrument):
     """Check the model after each step; the first step that breaks it is named.
 
-    A step may not leave an invalid model (`onnxq.verify`), change names or number of inputs and outputs, or claim to
+    A step may not leave an invalid model (`onnxq.validity`), change names or number of inputs and outputs, or claim to
     have changed nothing although it did.
     """
 

@@ -23,7 +23,7 @@ from onnxq.instruments import CompareEach, DumpAfter, Reproducer, Timing, Verify
 from onnxq.passbase import Pass, Pipeline
 from onnxq.recipe import load_recipe
 from onnxq.registry import Registry
-from onnxq.verify import interface, verify
+from onnxq.validity import interface, verify
 
 
 @dataclass
