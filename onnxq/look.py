@@ -7,7 +7,7 @@ Uses inside If/Loop/Scan bodies are uses of the outer value like any other (`Val
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     yield from nested_graphs(model.graph)
     for function in model.functions.values():
         yield from nested_graphs(function.graph)
+
+
+def roots(model: ir.Model) -> list[tuple[ir.Graph, MutableMapping[str, int]]]:
+    """Main graph and bodies of local functions, each with the opsets that hold in it and in graphs inside it."""
+    return [(model.graph, model.opset_imports), *((f.graph, f.opset_imports) for f in model.functions.values())]
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -201,3 +201,17 @@ def _describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
                 new.dim_value = dim
         elif dim.value is not None:
             new.dim_param = dim.value
+
+
+def inferred_shapes(model: ir.Model) -> dict[ir.Value, tuple[int | None, ...]]:
+    """Shapes that follow from the operators, None for each unknown dim; empty where the model contradicts itself."""
+    try:
+        found = Skeleton(model).infer()
+    except Exception:  # onnx raises errors of its own and of C++
+        return {}
+    shapes = {}
+    for value, info in found.items():
+        if info.HasField("tensor_type") and info.tensor_type.HasField("shape"):
+            dims = info.tensor_type.shape.dim
+            shapes[value] = tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
+    return shapes
