@@ -7,7 +7,7 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -156,12 +156,12 @@ def plain_initializers(model: ir.Model) -> bool:
     return True
 
 
-def take_defaults(model: ir.Model) -> list[ir.Value]:
-    """Take the initializers of the main graph out of its inputs; returns them."""
+def take_defaults(model: ir.Model, only: Collection[ir.Value] | None = None) -> list[ir.Value]:
+    """Take the initializers of the main graph, or ``only`` some, out of its inputs; returns them."""
     graph = model.graph
-    taken = [v for v in graph.inputs if v.is_initializer()]
+    taken = [v for v in graph.inputs if v.is_initializer() and (only is None or v in only)]
     if taken:
-        kept = [v for v in graph.inputs if not v.is_initializer()]
+        kept = [v for v in graph.inputs if v not in taken]
         graph.inputs.clear()
         graph.inputs.extend(kept)
     return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -49,7 +50,11 @@ def lint(
 ) -> None:
     """Find what would make a model fail, compute something else, or run slowly; files are only read unless --fix is on.
 
-    Exit code 0: nothing at or above --fail-on (default: error); 1: findings; 2: bad usage.
+    With --fix files are replaced as a whole, and only if something changes; a model from stdin goes to stdout, mended
+    or not, and findings to stderr. --diff compares the models written as text; what would be left goes to stderr.
+
+    Exit code 0: nothing at or above --fail-on (default: error); 1: findings, or differences; 2: bad usage, or a fix
+    that failed.
     """
     from onnxq.cli import _common
     from onnxq.errors import OptionError
@@ -75,21 +80,28 @@ def lint(
     files = expand(paths)
     data = _common.source(STDIN) if STDIN in files else None
     assert not isinstance(data, str)
-    changed = False
+    changed, errors, taken = False, {}, False
     if fix or diff:
         from onnxq.linting.fixing import fix_files
 
-        reports, changes = fix_files(files, settings, data, unsafe=unsafe_fixes, write=fix and not diff)
-        changed = diff and bool(changes)
-        if diff:
-            typer.echo(changes, nl=False)
+        fixed = fix_files(files, settings, data, unsafe=unsafe_fixes, write=not diff)
+        reports, changed, errors = fixed.reports, bool(fixed.diff), fixed.errors
+        taken = diff or fixed.stdin is not None
+        typer.echo(fixed.diff, nl=False)
+        if fixed.stdin is not None:
+            sys.stdout.buffer.write(fixed.stdin)
+            sys.stdout.buffer.flush()
     else:
         reports = list(check_files(files, settings, data, jobs))
     if update_baseline:
         _write_baseline(reports, settings)
         return
     _take_known_out(reports, settings)
-    _print(reports, statistics_text if statistics else FORMATS[format], output_file)
+    _print(reports, statistics_text if statistics else FORMATS[format], output_file, err=taken)
+    for file, why in errors.items():
+        _common.log(f"onnxq: {file}: not mended, and left as it was: {why}")
+    if errors:
+        raise typer.Exit(2)
     found = [d for report in reports for d in report.diagnostics]
     if not exit_zero and (changed or settings.fails(found)):
         raise typer.Exit(1)
@@ -130,12 +142,15 @@ def _write_baseline(reports: Sequence[FileReport], settings: LintSettings) -> No
     _common.log(f"{settings.baseline}: {plural(count, 'known finding')}")
 
 
-def _print(reports: Sequence[FileReport], form: Callable[[Sequence[FileReport]], str], out: str | None) -> None:
+def _print(
+    reports: Sequence[FileReport], form: Callable[[Sequence[FileReport]], str], out: str | None, *, err: bool
+) -> None:
+    """Write findings to a file, to stdout, or to stderr where stdout has the differences or a model."""
     from onnxq.errors import OptionError
 
     text = form(reports)
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(text, nl=False, err=err)
         return
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)

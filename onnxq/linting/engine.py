@@ -53,20 +53,23 @@ class Outcome:
     reported: list[Diagnostic] = field(default_factory=list)
 
 
-def check(source: Source, selection: Selection, *, base_dir: str | PathLike[str] | None = None) -> Outcome:
+def check(
+    source: Source, selection: Selection, *, base_dir: str | PathLike[str] | None = None, graph: bool = False
+) -> Outcome:
     """Run the selected rules on one model.
 
     Args:
         source: A message, a serialized model, or the path of one; left as it is.
         selection: Which rules, and for which target.
         base_dir: Folder of the external data of a message or of bytes.
+        graph: Make the IR also where no selected rule reads it.
 
     Raises:
         OptionError: A selection or target that does not exist.
     """
     chosen = selection.rules()
     folder = Path(base_dir) if base_dir is not None else None
-    graph = any(rule.tier == "graph" for rule in chosen)
+    graph = graph or any(rule.tier == "graph" for rule in chosen)
     with relaxed():
         try:
             wire, shell = _read(source, folder, graph)

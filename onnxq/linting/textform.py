@@ -8,14 +8,20 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxq.errors import OnnxqError
+from onnxq.linting.wire import Wire
 from onnxq.look import bodies, nbytes
 
 _SHOWN = 8  # values of a constant that are written out
 _HASHED_BYTES = 1 << 20  # a diff does not read larger ones: fixes change scales and small constants
 
 
-def text_form(model: ir.Model) -> list[str]:
-    """The lines, each with its newline. Equal models give equal lines, in whatever order imports and constants lie."""
+def text_form(model: ir.Model, wire: Wire | None = None) -> list[str]:
+    """The lines, each with its newline. Equal models give equal lines, in whatever order imports and constants lie.
+
+    Args:
+        model: The model.
+        wire: The message it came from; what it declares of values that are not there is added.
+    """
     lines = [f"ir_version: {model.ir_version}"]
     lines += [f"import {domain or 'ai.onnx'} {version}" for domain, version in sorted(model.opset_imports.items())]
     lines += [f"metadata {key}: {value!r}" for key, value in sorted(model.metadata_props.items())]
@@ -24,7 +30,16 @@ def text_form(model: ir.Model) -> list[str]:
         lines.append(f"function {function.domain}::{function.name}")
         lines += [f"  import {domain or 'ai.onnx'} {v}" for domain, v in sorted(function.opset_imports.items())]
         lines += _graph(function.graph, "  ")
+    lines += _loose(wire) if wire is not None else []
     return [f"{line}\n" for line in lines]
+
+
+def _loose(wire: Wire) -> Iterator[str]:
+    """Declarations of values that are not there: the IR has no place for them."""
+    for scope in wire.scopes:
+        for info in scope.body.value_info:
+            if info.name not in scope.defined:
+                yield f"declared {scope.path}{'/' if scope.path else ''}{info.name}"
 
 
 def _graph(graph: ir.Graph, indent: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from onnxq.carry import Carried, constant_behind
+from onnxq.chosen import Chosen, wanted
 from onnxq.edit import (
     Namer,
     add_initializer,
@@ -18,7 +19,8 @@ from onnxq.edit import (
     remove_dead,
     replace_uses,
 )
-from onnxq.look import attr_int
+from onnxq.facts import Fact
+from onnxq.look import attr_int, uses
 from onnxq.numerics.spec import Encoding
 from onnxq.pairs import at_source, carried_on, parameter, read_encoding
 from onnxq.passbase import Context, Pass
@@ -41,6 +43,7 @@ class Freeze(Pass):
     """
 
     name: ClassVar[str] = "freeze"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Replace every QuantizeLinear of a constant; one note says how many."""
@@ -48,7 +51,7 @@ class Freeze(Pass):
         namer, count = Namer(model), 0
         for node in [n for graph in nested_graphs(model.graph) for n in graph if is_q(n, QUANTIZE)]:
             found = constant_behind(node.inputs[0])
-            if isinstance(found, str):
+            if isinstance(found, str) or not wanted(ctx, node, *(e.node for e in uses(node.outputs[0]))):
                 continue
             encoding = read_encoding(node, found.dims)
             why = encoding if isinstance(encoding, str) else _why_not(node)

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnxq.chosen import Chosen
 from onnxq.edit import plain_initializers, take_defaults
+from onnxq.facts import Fact
 from onnxq.passbase import Context, Pass
 
 
@@ -22,12 +24,14 @@ class FreezeDefaults(Pass):
     """
 
     name: ClassVar[str] = "freeze-defaults"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Drop the inputs that have an initializer, and raise IR version 3, which does not allow that, to 4."""
         if plain_initializers(model):
             return True
-        frozen = take_defaults(model)
+        chosen = ctx.maybe(Chosen)
+        frozen = take_defaults(model, None if chosen is None else chosen.values)
         for value in frozen:
             ctx.note("default-frozen", value, "optional input became a constant; callers can no longer override it")
         return bool(frozen)

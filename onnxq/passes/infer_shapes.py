@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
 import onnx
 import onnx_ir as ir
 
+from onnxq.chosen import Chosen
 from onnxq.diagnostics import Severity
 from onnxq.edit import constant_tensor, nested_graphs, onnx_op
+from onnxq.facts import Fact
 from onnxq.passbase import Context, Pass
 from onnxq.skeleton import Skeleton
 from onnxq.wording import plural
@@ -35,11 +38,15 @@ class InferShapes(Pass):
     """
 
     name: ClassVar[str] = "infer-shapes"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     if_missing: bool = False
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Infer, merge, and say how many values stay without a shape."""
+        chosen = ctx.maybe(Chosen)
+        if chosen is not None:
+            return _restate(model, chosen.values, ctx)
         made = [v for graph in nested_graphs(model.graph) for node in graph for v in node.outputs if v.name or v.uses()]
         if self.if_missing and all(v.type is not None and _complete(v.shape) for v in made):
             return False
@@ -70,6 +77,16 @@ class InferShapes(Pass):
                 "shape-unknown", None, f"{plural(len(unknown), 'value')} without a shape: {names}", count=len(unknown)
             )
         return changed
+
+
+def _restate(model: ir.Model, values: Collection[ir.Value], ctx: Context) -> bool:
+    """Let the operators say the types and shapes of some values, whose declarations are wrong."""
+    try:
+        found = Skeleton(model).infer() if values else {}
+    except Exception:  # onnx raises errors of its own and of C++
+        return False
+    changed = [_merge(value, found[value], {}, ctx) for value in values if value in found]
+    return any(changed)
 
 
 def _complete(shape: ir.Shape | None) -> bool:

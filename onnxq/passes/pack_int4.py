@@ -10,9 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.carry import constant_behind
+from onnxq.chosen import Chosen, wanted
 from onnxq.diagnostics import Severity
 from onnxq.edit import Namer, nested_graphs, plain_initializers
 from onnxq.errors import DataError
+from onnxq.facts import Fact
 from onnxq.look import attr_int, constant_tensor, onnx_op, uses
 from onnxq.numerics.packing import misfit
 from onnxq.numerics.spec import QTYPES, QType
@@ -48,6 +50,7 @@ class PackInt4(Pass):
     """
 
     name: ClassVar[str] = "pack-int4"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     bits: Literal[4, 2] = 4
     include: tuple[str, ...] = ()
@@ -61,10 +64,10 @@ class PackInt4(Pass):
             UnsupportedError: There is something to pack, and a node that the needed opset has no equal for.
         """
         plain = plain_initializers(model)
-        items, left = self._sorted(model)
+        items, left = self._sorted(model, ctx)
         if items and model.opset_imports.get("", 0) < self._since:
             UpgradeOpset(to=self._since, required=True).run(model, ctx)
-            items, left = self._sorted(model)  # the upgrade may have replaced nodes
+            items, left = self._sorted(model, ctx)  # the upgrade may have replaced nodes
         for item in items:
             self._warn(item, ctx)
         for item, why in left:
@@ -84,9 +87,10 @@ class PackInt4(Pass):
     def _since(self) -> int:
         return QTYPES[f"int{self.bits}"].since
 
-    def _sorted(self, model: ir.Model) -> tuple[list[Stored], list[tuple[Stored, str]]]:
+    def _sorted(self, model: ir.Model, ctx: Context) -> tuple[list[Stored], list[tuple[Stored, str]]]:
         """What to pack, and what not, with the reason."""
         items: Sequence[Stored] = stored_integers(model, tuple(_CARRIERS), _THROUGH)
+        items = [item for item in items if wanted(ctx, item.value, *item.nodes)]
         if self.include:
             items = selected(items, self.include, model)
         old = self._old_nodes(model)

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from onnxq.chosen import Chosen, wanted
 from onnxq.edit import Namer, all_nodes, nested_graphs, plain_initializers, remove_dead
+from onnxq.facts import Fact
 from onnxq.ops import MICROSOFT
 from onnxq.passbase import Context, Pass
 from onnxq.qoperators import disguised
@@ -40,6 +42,7 @@ class QoperatorToQdq(Pass):
     """
 
     name: ClassVar[str] = "qoperator-to-qdq"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Rewrite every node that has a form; one note says how many."""
@@ -49,7 +52,7 @@ class QoperatorToQdq(Pass):
         plain = plain_initializers(model)
         for graph, imports, function in scopes:
             raiser = Raiser(model, ctx, namer, self.name, imports, function)
-            nodes = [node for inner in nested_graphs(graph) for node in inner]
+            nodes = [node for inner in nested_graphs(graph) for node in inner if wanted(ctx, node)]
             count += _raise(nodes, raiser)
             contrib += raiser.contrib
         if not count:

@@ -8,9 +8,13 @@ from typing import ClassVar
 import onnx_ir as ir
 from onnx import defs
 
-from onnxq.edit import all_graphs, nested_graphs, remove_dead
+from onnxq.chosen import Chosen
+from onnxq.dead import remove_unread
+from onnxq.edit import nested_graphs, remove_dead
+from onnxq.facts import Fact
 from onnxq.opsets import upgrade as opsets
 from onnxq.passbase import Context, Pass
+from onnxq.passes.drop_unused_imports import DropUnusedImports
 from onnxq.wording import plural
 
 # The number of outputs is the mode of a BatchNormalization, and onnxruntime's Attention (1.32) fails where a past key
@@ -31,21 +35,24 @@ class RemoveUnused(Pass):
     """
 
     name: ClassVar[str] = "remove-unused"
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Chosen})
 
     def run(self, model: ir.Model, ctx: Context) -> bool:
         """Remove; one note says how much, one that outputs went, one which imports."""
-        count = remove_dead(model)
+        chosen = ctx.maybe(Chosen)
+        if chosen is not None:
+            made = [value for node in chosen.nodes for value in node.outputs]
+            count = remove_unread([*chosen.values, *made])
+        else:
+            count = remove_dead(model)
         if count:
             ctx.note("unused-removed", None, f"unused nodes and initializers removed: {count}", count=count)
+        if chosen is not None:
+            return bool(count)
         outputs = _trim_outputs(model)
         if outputs:
             ctx.note("outputs-removed", None, f"{plural(outputs, 'unused optional output')} removed", count=outputs)
-        used = {node.domain for graph in all_graphs(model) for node in graph} | {"", "ai.onnx"}
-        unused = sorted(set(model.opset_imports) - used)
-        for domain in unused:
-            del model.opset_imports[domain]
-        if unused:
-            ctx.note("imports-removed", None, f"no node belongs to the domains {', '.join(unused)}")
+        unused = DropUnusedImports().run(model, ctx)
         return bool(count or outputs or unused)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
+from onnxq.chosen import Chosen, wanted
 from onnxq.edit import Namer, add_initializer, copy_metadata, plain_initializers, remove_dead, rename
 from onnxq.facts import Fact, Goal
 from onnxq.look import Array, attr_int, attr_ints, constant_tensor, graph_of, nested_graphs, onnx_op
@@ -35,7 +36,7 @@ class UntransposeGemm(Pass):
     """
 
     name: ClassVar[str] = "untranspose-gemm"
-    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Goal})
+    maybe_reads: ClassVar[frozenset[type[Fact]]] = frozenset({Goal, Chosen})
 
     when: Literal["target", "always", "never"] = "target"
     target: str = ""
@@ -48,9 +49,9 @@ class UntransposeGemm(Pass):
         plain = plain_initializers(model)
         flipped, count = _Flipped(Namer(model)), 0
         for node in [n for graph in nested_graphs(model.graph) for n in graph if onnx_op(n, "Gemm")]:
-            if not attr_int(node, "transB", 0):
-                continue
             maker = node.inputs[1].producer() if node.inputs[1] is not None else None
+            if not attr_int(node, "transB", 0) or not wanted(ctx, node, maker):
+                continue
             if self.quantized_only and not is_q(maker, DEQUANTIZE):
                 continue
             new = flipped.of(node.inputs[1])
@@ -67,6 +68,8 @@ class UntransposeGemm(Pass):
         return plain or bool(count)
 
     def _wanted(self, ctx: Context) -> bool:
+        if ctx.has(Chosen):
+            return True
         if self.when != "target":
             return self.when == "always"
         goal = ctx.maybe(Goal)

@@ -159,7 +159,7 @@ def block_shape(subject: Subject) -> Iterator[Finding]:
             yield Finding(one.node, f"{text}, and it has {_shape(scale)}", numbers={"block_size": one.block_size})
 
 
-@graph_rule("OQ306", "attribute-too-new", "error", fix="upgrade-opset")
+@graph_rule("OQ306", "attribute-too-new", "error", fix="fit-versions")
 def attribute_too_new(subject: Subject) -> Iterator[Finding]:
     """A QuantizeLinear or DequantizeLinear has an attribute that its opset does not know.
 

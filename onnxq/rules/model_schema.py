@@ -164,7 +164,7 @@ def constant_is_input(wire: Wire) -> Iterator[Finding]:
             yield Finding(Place(value=tensor.name), f"'{tensor.name}' is an initializer and an input, too")
 
 
-@wire_rule("OQ020", "ir-version", "error")
+@wire_rule("OQ020", "ir-version", "error", fix="fit-versions")
 def ir_version(wire: Wire) -> Iterator[Finding]:
     """The file uses an element type that its IR version does not have.
 
