@@ -50,21 +50,29 @@ class BiasUse:
         return any(spec is None or spec.bits > 8 or spec.is_float for spec in specs)
 
     def product(self, read: Read) -> Array | None:
-        """``alpha s_x s_w / beta``, float64, of shape [1] or [channels]; None where it is not known.
+        """The scale that kernels take the bias to have; see `product`."""
+        return product(self.node, self.x, self.w, read)
 
-        Args:
-            read: Gives constants.
-        """
-        if self.x is None or self.w is None or attr_int(self.w, "block_size", 0):
-            return None
-        s_x, s_w = read(parameter(self.x, 1)), read(parameter(self.w, 1))
-        if s_x is None or s_w is None or s_x.size != 1 or not (s_x > 0).all() or not (s_w > 0).all():
-            return None
-        factor = 1.0
-        if onnx_op(self.node, "Gemm"):
-            factor = attr_float(self.node, "alpha", 1.0) / (attr_float(self.node, "beta", 1.0) or 1.0)
-        product = float(s_x.ravel()[0]) * s_w.astype(np.float64).ravel() * factor
-        return np.tile(product, ops.scale_tiles(self.node)) if product.size > 1 else product
+
+def product(node: ir.Node, x: ir.Node | None, w: ir.Node | None, read: Read) -> Array | None:
+    """``alpha s_x s_w / beta``, float64, of shape [1] or [channels]; None where it is not known.
+
+    Args:
+        node: The layer.
+        x: The DequantizeLinear of its input.
+        w: The DequantizeLinear of its weight.
+        read: Gives constants.
+    """
+    if x is None or w is None or attr_int(w, "block_size", 0):
+        return None
+    s_x, s_w = read(parameter(x, 1)), read(parameter(w, 1))
+    if s_x is None or s_w is None or s_x.size != 1 or not (s_x > 0).all() or not (s_w > 0).all():
+        return None
+    factor = 1.0
+    if onnx_op(node, "Gemm"):
+        factor = attr_float(node, "alpha", 1.0) / (attr_float(node, "beta", 1.0) or 1.0)
+    found = float(s_x.ravel()[0]) * s_w.astype(np.float64).ravel() * factor
+    return np.tile(found, ops.scale_tiles(node)) if found.size > 1 else found
 
 
 def bias_uses(dq: ir.Node) -> Iterator[BiasUse]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnxq.edit import PASS_KEY, add_initializer, copy_metadata, graph_of
-from onnxq.look import attr_int, dims_of
+from onnxq.look import attr_int, constant_tensor, dims_of
 from onnxq.lookups import insert_behind
 from onnxq.nbits import DOMAIN, OP, unpacked
 from onnxq.numerics.spec import QTYPES
@@ -93,7 +93,8 @@ def _standard(node: ir.Node, raiser: Raiser) -> str:
     """
     x, scale = node.inputs[0], parameter(node, 1)
     assert x is not None and scale is not None
-    dims = dims_of(scale)
+    stored = constant_tensor(scale)
+    dims = dims_of(scale) if stored is None else stored.shape.numpy()
     if dims is None:
         raise Refused(f"the shape of scale '{scale.name}' is unknown")
     several = len(dims) == 1 and dims != (1,)
@@ -104,7 +105,7 @@ def _standard(node: ir.Node, raiser: Raiser) -> str:
             raise Refused(f"it counts axis {axis} from the end of a tensor of unknown rank")
         axis += rank
     kind = integer_type(node)
-    if domain_for(raiser.opset, kind, scale.dtype, axis, None) == MICROSOFT:
+    if domain_for(raiser.opset, kind, scale.dtype if stored is None else stored.dtype, axis, None) == MICROSOFT:
         raise Refused(f"opset {raiser.opset} has no {node.op_type} for {kind.name.lower() if kind else 'its type'}")
     inputs = [value for value in node.inputs if value is not None]
     become(node, raiser, node.op_type, {} if axis is None else {"axis": axis}, inputs)

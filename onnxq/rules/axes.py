@@ -11,10 +11,7 @@ from onnxq.carry import Reader, constant_behind, readers_behind
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import onnx_op
-
-# Opset that brought an attribute of QuantizeLinear and DequantizeLinear (operator texts).
-_SINCE = {"axis": 13, "saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23}
-_DQ_OUTPUT_DTYPE_SINCE = 23
+from onnxq.opsets.needed import attribute_since
 
 
 @graph_rule("OQ301", "axis-out-of-range", "error", fix="set-axis")
@@ -40,9 +37,8 @@ def axis_out_of_range(subject: Subject) -> Iterator[Finding]:
             default = "" if one.has_axis else ", its default,"
             text = f"its axis {one.axis}{default} is outside a tensor of rank {len(dims)}"
             numbers = {"axis": one.axis, "rank": len(dims), "scales": length}
-            yield Finding(
-                one.node, text, "Write the axis that the scales lie along.", numbers, None, dims.count(length) == 1
-            )
+            fits = dims.count(length) == 1 and (len(dims) == 1 or None not in dims)
+            yield Finding(one.node, text, "Write the axis that the scales lie along.", numbers, None, fits)
 
 
 @graph_rule("OQ302", "scale-length", "error", fix="set-axis")
@@ -181,9 +177,7 @@ def attribute_too_new(subject: Subject) -> Iterator[Finding]:
         if one.node.domain or not opset:
             continue
         for name in one.node.attributes:
-            since = _SINCE.get(name, 0)
-            if name == "output_dtype" and not one.quantizes:
-                since = _DQ_OUTPUT_DTYPE_SINCE
+            since = attribute_since(one.node, name)
             if opset < since:
                 text = f"its attribute '{name}' came with opset {since}, and the model imports {opset}"
                 yield Finding(one.node, text, numbers={"opset": opset, "needs": since})
@@ -234,7 +228,7 @@ def _channels(use: Reader) -> int | None:
 
 
 def _is_bias(one: Linear) -> bool:
-    return one.data is not None and one.data.dtype == ir.DataType.INT32
+    return one.dtype == ir.DataType.INT32
 
 
 def _shape(dims: tuple[int | None, ...] | list[int | None]) -> str:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxq import ops
-from onnxq.carry import carries
+from onnxq.biases.uses import TOLERANCE, BiasUse, bias_uses, operands
+from onnxq.biases.uses import product as layer_product
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
-from onnxq.look import Array, attr_float, onnx_op
+from onnxq.look import onnx_op
 from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES
 from onnxq.states import QUANTIZE, dtype_name, is_q
 
-TOLERANCE = 1e-3
-"""Relative difference of a bias scale from the product that counts as equal: a few float32 roundings are 1e-6."""
 _INT32 = 2.0**31 - 1
 
 
@@ -40,10 +37,10 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: the bias is encoded anew at the product; its values stay what they are, to half a step.
     """
-    for use in _uses(subject):
-        product = use.product()
-        scale = use.bias.scale
-        if product is None or scale is None or use.wide or use.bias.dtype != ir.DataType.INT32:
+    for bias, use in _uses(subject):
+        product = use.product(subject.constant)
+        scale = bias.scale
+        if product is None or scale is None or use.wide or bias.dtype != ir.DataType.INT32:
             continue
         if scale.size not in (1, product.size) and product.size != 1:
             continue
@@ -57,7 +54,7 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
                 "channel": at,
             }
             layer = f"{use.node.op_type} '{use.node.name}'"
-            yield Finding(use.bias.node, f"its scale is not input scale x weight scale of {layer}", numbers=numbers)
+            yield Finding(bias.node, f"its scale is not input scale x weight scale of {layer}", numbers=numbers)
 
 
 @graph_rule("OQ502", "bias-zero-point", "error", fix="encode-biases")
@@ -154,7 +151,7 @@ def float_bias_overflow(subject: Subject) -> Iterator[Finding]:
         value = subject.constant(bias)
         if bias is None or value is None or value.dtype.kind != "f" or not _quantized_output(node):
             continue
-        product = _Use(node, None, *_operands(subject, node)).product()
+        product = layer_product(node, *operands(node), subject.constant)
         if product is None or product.size not in (1, value.size):
             continue
         size = np.abs(value.astype(np.float64).ravel()) / product
@@ -177,88 +174,19 @@ def bias_type(subject: Subject) -> Iterator[Finding]:
     Use instead:
         int32 at input scale * weight scale.
     """
-    for use in _uses(subject):
-        spec = QTYPES.get(use.bias.dtype.name.lower()) if use.bias.dtype is not None else None
-        if (
-            spec is not None
-            and not spec.is_float
-            and spec.bits < 32
-            and onnx_op(use.node, "Conv", "ConvTranspose", "Gemm")
-        ):
-            yield Finding(
-                use.bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {dtype_name(use.bias.dtype)}"
-            )
+    for bias, use in _uses(subject):
+        spec = QTYPES.get(bias.dtype.name.lower()) if bias.dtype is not None else None
+        small = spec is not None and not spec.is_float and spec.bits < 32
+        if small and onnx_op(use.node, "Conv", "ConvTranspose", "Gemm"):
+            yield Finding(bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {dtype_name(bias.dtype)}")
 
 
-@dataclass(frozen=True)
-class _Use:
-    """A bias where it is read: the layer, and the DequantizeLinear of its input and weight."""
-
-    node: ir.Node
-    _bias: Linear | None
-    x: Linear | None
-    w: Linear | None
-
-    @property
-    def bias(self) -> Linear:
-        """The bias."""
-        assert self._bias is not None
-        return self._bias
-
-    @property
-    def wide(self) -> bool:
-        """Whether input or weight are of more than 8 bits, so that no integer kernel runs."""
-        kinds = [one.dtype.name.lower() for one in (self.x, self.w) if one is not None and one.dtype is not None]
-        return any(name not in QTYPES or QTYPES[name].bits > 8 or QTYPES[name].is_float for name in kinds)
-
-    def product(self) -> Array | None:
-        """What the scale should be, float64, one or one a channel; None where it is not known."""
-        if self.x is None or self.w is None or self.x.scale is None or self.w.scale is None:
-            return None
-        if self.x.scale.size != 1 or self.w.block_size or not (self.w.scale > 0).all() or not (self.x.scale > 0).all():
-            return None
-        factor = 1.0
-        if onnx_op(self.node, "Gemm"):
-            factor = attr_float(self.node, "alpha", 1.0) / (attr_float(self.node, "beta", 1.0) or 1.0)
-        product = float(self.x.scale.ravel()[0]) * self.w.scale.astype(np.float64).ravel() * factor
-        return np.tile(product, ops.scale_tiles(self.node)) if product.size > 1 else product
-
-
-def _uses(subject: Subject) -> Iterator[_Use]:
+def _uses(subject: Subject) -> Iterator[tuple[Linear, BiasUse]]:
     """Each bias behind a DequantizeLinear, once for each layer that reads it."""
     for one in subject.linears:
-        if one.quantizes or one.out is None or not subject.is_constant(one.data):
-            continue
-        for node, index in _readers(one.out):
-            row = ops.info(node)
-            if row is not None and row.bias == index and onnx_op(node, "Conv", "ConvTranspose", "Gemm"):
-                yield _Use(node, one, *_operands(subject, node))
-            elif onnx_op(node, "Add") and _int32(one):
-                other = node.inputs[1 - index]
-                product = other.producer() if other is not None else None
-                if product is not None and onnx_op(product, "MatMul"):
-                    yield _Use(product, one, *_operands(subject, product))
-
-
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Uses of a value, looked through ops that only carry it."""
-    for node, index in value.uses():
-        if carries(node) and not index:
-            yield from _readers(node.outputs[0])
-        else:
-            yield node, index
-
-
-def _operands(subject: Subject, node: ir.Node) -> tuple[Linear | None, Linear | None]:
-    """The DequantizeLinear of input and weight of a layer, looked through ops that only carry."""
-    found = []
-    for value in node.inputs[:2]:
-        producer = value.producer() if value is not None else None
-        while producer is not None and carries(producer) and producer.inputs and producer.inputs[0] is not None:
-            producer = producer.inputs[0].producer()
-        one = subject.linear_of.get(producer) if producer is not None else None
-        found.append(one if one is not None and not one.quantizes else None)
-    return found[0], found[1] if len(found) > 1 else None
+        if not one.quantizes and one.out is not None and subject.is_constant(one.data):
+            for use in bias_uses(one.node):
+                yield one, use
 
 
 def _quantized_output(node: ir.Node) -> bool:
@@ -273,4 +201,4 @@ def _quantized_output(node: ir.Node) -> bool:
 
 
 def _int32(one: Linear) -> bool:
-    return not one.quantizes and one.data is not None and one.data.dtype == ir.DataType.INT32
+    return not one.quantizes and one.dtype == ir.DataType.INT32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx_ir as ir
 from onnx import GraphProto, TensorProto
 
 from onnxq.diagnostics import Place, Severity
@@ -11,18 +12,9 @@ from onnxq.linting.rule import Finding, graph_rule, wire_rule
 from onnxq.linting.subject import Subject
 from onnxq.linting.wire import Wire
 from onnxq.look import dims_of
+from onnxq.opsets.needed import ir_version_of
 from onnxq.states import dtype_name
 from onnxq.wording import plural
-
-# IR version that brought an element type (comments of onnx.proto).
-_SINCE_IR = {
-    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 9),
-    **dict.fromkeys(("INT4", "UINT4"), 10),
-    "FLOAT4E2M1": 11,
-    "FLOAT8E8M0": 12,
-    **dict.fromkeys(("INT2", "UINT2"), 13),
-    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
-}
 
 
 @graph_rule("OQ010", "stale-value-info", "warning", fix="infer-shapes")
@@ -176,6 +168,9 @@ def ir_version(wire: Wire) -> Iterator[Finding]:
 
     Use instead:
         The IR version that brought the type, or a later one.
+
+    Fix safety:
+        Safe: the IR version is raised to the one that brought the type.
     """
     seen: set[int] = set()
     for found in wire.tensors:
@@ -183,12 +178,15 @@ def ir_version(wire: Wire) -> Iterator[Finding]:
         if tensor.data_type in seen:
             continue
         seen.add(tensor.data_type)
-        name = TensorProto.DataType.Name(tensor.data_type) if _known(tensor.data_type) else ""
-        since = _SINCE_IR.get(name, 0)
+        dtype = ir.DataType(tensor.data_type) if _known(tensor.data_type) else ir.DataType.UNDEFINED
+        since = ir_version_of(dtype)
         if 0 < wire.model.ir_version < since:
-            text = f"'{tensor.name}' is of type {name.lower()}, which needs IR version {since}"
+            text = f"'{tensor.name}' is of type {dtype.name.lower()}, which needs IR version {since}"
             yield Finding(found.place, text, numbers={"has": wire.model.ir_version, "needs": since})
 
 
+_TYPES = frozenset(dtype.value for dtype in ir.DataType)
+
+
 def _known(data_type: int) -> bool:
-    return data_type in TensorProto.DataType.values()
+    return data_type in _TYPES

@@ -1,0 +1,198 @@
+"""Fixes: each named pass makes its finding go away, alone and with all others, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.linting.fixable import WHERE, Parts, Where, float_info, layer, numbers
+from onnx import TensorProto, helper
+
+from onnxq import border
+from onnxq.linting.api import lint
+from onnxq.linting.catalog import rules
+from onnxq.linting.fixing import fix_files
+from onnxq.linting.settings import LintSettings
+from onnxq.linting.textform import text_form
+
+Break = Callable[[Parts], None]
+
+
+def other_scale(p: Parts) -> None:
+    p.constants["y_scale_2"] = p.constants["y_scale"] * np.float32(1.5)
+    p.node("DequantizeLinear_y").input[1] = "y_scale_2"
+
+
+def other_zero(p: Parts) -> None:
+    p.constants["x_zero_2"] = p.constants["x_zero"] - p.constants["x_zero"].dtype.type(8)
+    p.node("DequantizeLinear_xd").input[2] = "x_zero_2"
+
+
+def no_zero(p: Parts) -> None:
+    del p.node("DequantizeLinear_xd").input[2]
+
+
+def bias_scale(p: Parts) -> None:
+    """A right DequantizeLinear at a scale that kernels do not take."""
+    b = p.constants["b"].astype(np.float64)
+    p.constants["b"], p.constants["b_scale"] = np.rint(b / 4).astype(np.int32), p.constants["b_scale"] * np.float32(4)
+
+
+def bias_zero(p: Parts) -> None:
+    p.constants["b"] = p.constants["b"] + 1000
+    p.constants["b_zero"] = np.full(8, 1000, np.int32)
+
+
+def bias_per_tensor(p: Parts) -> None:
+    real = p.constants["b"] * p.constants["b_scale"]
+    scale = np.float32(1e-4)
+    p.constants |= {"b": np.rint(real / scale).astype(np.int32), "b_scale": np.array(scale), "b_zero": np.int32(0)}
+    p.set("DequantizeLinear_bd", "axis", None)
+
+
+def bias_axis(p: Parts) -> None:
+    p.set("DequantizeLinear_bd", "axis", None)
+
+
+def weight_axis(p: Parts) -> None:
+    p.set("DequantizeLinear_wd", "axis", 7)
+
+
+def wrong_length(p: Parts) -> None:
+    axis = next(a.i for a in p.node("DequantizeLinear_wd").attribute if a.name == "axis")
+    p.set("DequantizeLinear_wd", "axis", 1 - axis)
+
+
+def default_axis(p: Parts) -> None:
+    p.set("DequantizeLinear_wd", "axis", None)
+
+
+def unsorted(p: Parts) -> None:
+    p.nodes.reverse()
+
+
+def stale_type(p: Parts) -> None:
+    p.infos.append(float_info("xd", None, TensorProto.INT64))
+
+
+def stale_shape(p: Parts) -> None:
+    p.infos.append(float_info("yq", [1, 2, 3], TensorProto.UINT8))
+
+
+def dead_info(p: Parts) -> None:
+    p.infos.append(float_info("gone", [3]))
+
+
+def unused_import(p: Parts) -> None:
+    p.imports.append(("ai.onnx.ml", 3))
+
+
+def unused_constant(p: Parts) -> None:
+    p.constants["left"] = np.arange(4, dtype=np.float32)
+
+
+def dead_nodes(p: Parts) -> None:
+    p.nodes.append(helper.make_node("Neg", ["p"], ["dead"], "Neg_dead"))
+    p.nodes.append(helper.make_node("Abs", ["dead"], ["deader"], "Abs_dead"))
+
+
+def no_names(p: Parts) -> None:
+    p.nodes[0].name = ""
+    p.nodes[1].name = p.nodes[2].name
+
+
+def old_ir(p: Parts) -> None:
+    p.constants["w"], p.types["w"] = np.clip(p.constants["w"], -7, 7).astype(np.int8), TensorProto.INT4
+    p.constants["w_zero"], p.types["w_zero"] = np.zeros(8, np.int8), TensorProto.INT4
+    p.ir_version = 9
+
+
+def old_opset(p: Parts) -> None:
+    p.opset = 12
+
+
+def same_type_twice(p: Parts) -> None:
+    p.set("QuantizeLinear_xq", "output_dtype", int(helper.np_dtype_to_tensor_dtype(p.constants["x_zero"].dtype)))
+
+
+def contrib(p: Parts) -> None:
+    p.imports.append(("com.microsoft", 1))
+    for name in ("QuantizeLinear_xq", "DequantizeLinear_xd", "DequantizeLinear_wd"):
+        p.node(name).domain = "com.microsoft"
+
+
+def weight_unfolded(p: Parts) -> None:
+    axis = next(a.i for a in p.node("DequantizeLinear_wd").attribute if a.name == "axis")
+    spread = [8 if i == axis else 1 for i in range(p.constants["w"].ndim)]
+    p.constants["w"] = p.constants["w"] * p.constants["w_scale"].reshape(spread)
+    q = helper.make_node("QuantizeLinear", ["w", "w_scale", "w_zero"], ["wq"], "QuantizeLinear_wq", axis=axis)
+    p.nodes.insert(0, q)
+    p.node("DequantizeLinear_wd").input[0] = "wq"
+
+
+# Code, how to break, ops, scopes where it cannot be mended.
+DEFECTS: list[tuple[str, Break, tuple[str, ...], tuple[Where, ...]]] = [
+    ("OQ101", other_scale, ("Conv", "MatMul"), ()),
+    ("OQ101", other_zero, ("Conv", "Gemm"), ()),
+    ("OQ101", no_zero, ("Gemm",), ()),
+    ("OQ501", bias_scale, ("Conv", "Gemm", "MatMul", "ConvTranspose"), ()),
+    ("OQ501", bias_per_tensor, ("Conv", "Gemm"), ()),
+    ("OQ502", bias_zero, ("Conv", "Gemm", "MatMul"), ()),
+    ("OQ504", bias_axis, ("Conv", "Gemm", "MatMul"), ()),
+    ("OQ301", weight_axis, ("Conv", "Gemm"), ()),
+    ("OQ302", wrong_length, ("Conv", "Gemm", "MatMul", "ConvTranspose"), ()),
+    ("OQ307", default_axis, ("Gemm", "MatMul"), ()),
+    ("OQ302", default_axis, ("Conv",), ()),
+    ("OQ006", unsorted, ("Conv",), ()),
+    ("OQ010", stale_type, ("Conv",), ("function",)),
+    ("OQ010", stale_shape, ("Conv",), ("function",)),
+    ("OQ022", dead_info, ("Conv",), ("function",)),
+    ("OQ011", unused_import, ("Conv",), ()),
+    ("OQ012", unused_constant, ("Conv",), ("function",)),
+    ("OQ018", dead_nodes, ("Conv",), ()),
+    ("OQ005", no_names, ("Conv",), ("function",)),
+    ("OQ020", old_ir, ("Conv",), ()),
+    ("OQ306", old_opset, ("Conv", "Gemm"), ()),
+    ("OQ612", same_type_twice, ("Conv",), ()),
+    ("OQ604", contrib, ("Conv", "Gemm"), ()),
+    ("OQ110", weight_unfolded, ("Conv", "MatMul"), ("function",)),
+]
+CASES = [
+    pytest.param(code, how, op, where, id=f"{code}-{how.__name__}-{op}-{where}")
+    for code, how, ops, not_in in DEFECTS
+    for op in ops
+    for where in WHERE
+    if where not in not_in and code in rules()
+]
+
+
+def fixed(path: Path, **settings: object) -> onnx.ModelProto:
+    done = fix_files([str(path)], LintSettings(**settings), None, unsafe=True, write=True)
+    assert not done.errors
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize(("code", "how", "op", "where"), CASES)
+def test_a_fix_mends_its_finding(code: str, how: Break, op: str, where: Where, tmp_path: Path) -> None:
+    healthy, parts = layer(op), layer(op)
+    how(parts)
+    if how is old_ir:
+        healthy = layer(op)
+        how(healthy)
+        healthy.ir_version = 10
+    broken, path = parts.build(where), tmp_path / "m.onnx"
+    onnx.save(broken, path)
+    options = {"select": (code,), "target": "ort-cpu"}
+    found = [d for d in lint(str(path), select=code, target="ort-cpu")]
+    assert found and all(d.fix for d in found), [str(d) for d in found]
+    alone = fixed(path, **options)
+    assert not lint(alone, select=code, target="ort-cpu")
+    again = path.read_bytes()
+    assert fixed(path, **options) == alone and path.read_bytes() == again
+    onnx.checker.check_model(alone, full_check=True)
+    for true in (False, True):
+        wanted, got = numbers(healthy.build(where), true), numbers(alone, true)
+        assert np.abs(wanted - got).max() <= (0.1001 if code == "OQ501" else 1e-6), true
