@@ -26,7 +26,7 @@ def integer_type(node: ir.Node) -> ir.DataType | None:
 
     Without zero point and ``output_dtype`` a QuantizeLinear writes uint8 (operator text).
     """
-    data, zero = (_dtype(node.inputs[0]), _dtype(parameter(node, 2)))
+    data, zero = (dtype_of(node.inputs[0]), dtype_of(parameter(node, 2)))
     if node.op_type == DEQUANTIZE and data is not None:
         return data
     if parameter(node, 2) is not None:
@@ -34,7 +34,7 @@ def integer_type(node: ir.Node) -> ir.DataType | None:
     return None if node.op_type == DEQUANTIZE else ir.DataType(attr_int(node, "output_dtype", 0) or ir.DataType.UINT8)
 
 
-def _dtype(value: ir.Value | None) -> ir.DataType | None:
+def dtype_of(value: ir.Value | None) -> ir.DataType | None:
     """The element type of a value; in a local function it is known of constants only."""
     if value is None or value.dtype is not None:
         return value.dtype if value is not None else None
@@ -45,7 +45,7 @@ def _dtype(value: ir.Value | None) -> ir.DataType | None:
 def float_type(node: ir.Node) -> ir.DataType:
     """What a DequantizeLinear makes: ``output_dtype``, else the type of its scale."""
     scale = parameter(node, 1)
-    return ir.DataType(attr_int(node, "output_dtype", 0) or (scale and scale.dtype) or ir.DataType.FLOAT)
+    return ir.DataType(attr_int(node, "output_dtype", 0) or dtype_of(scale) or ir.DataType.FLOAT)
 
 
 def read_encoding(node: ir.Node, shape: tuple[int, ...]) -> Encoding | str:

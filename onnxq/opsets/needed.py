@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxq.look import all_graphs, all_nodes, constant_tensor
+from onnxq.look import all_graphs, all_nodes
 from onnxq.numerics.spec import QTYPES
 from onnxq.opsets.upgrade import min_ir_version
-from onnxq.pairs import integer_type, parameter
+from onnxq.pairs import dtype_of, integer_type, parameter
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 
 # Operator texts.
@@ -41,9 +41,7 @@ def ir_version_of(dtype: ir.DataType) -> int:
 
 def opset_needed(node: ir.Node) -> int:
     """The opset that a QuantizeLinear or DequantizeLinear of ai.onnx needs for its types and attributes."""
-    qtype, scale = integer_type(node), parameter(node, 1)
-    tensor = constant_tensor(scale)
-    kind = tensor.dtype if tensor is not None else scale.dtype if scale is not None else None
+    qtype, kind = integer_type(node), dtype_of(parameter(node, 1))
     spec = QTYPES.get(qtype.name.lower()) if qtype is not None else None
     needed = [spec.since] if spec is not None else []
     if kind in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):

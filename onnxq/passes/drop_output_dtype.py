@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnxq.chosen import Chosen, wanted
 from onnxq.facts import Fact
-from onnxq.look import all_nodes, attr_int, constant_tensor
-from onnxq.pairs import parameter
+from onnxq.look import all_nodes, attr_int
+from onnxq.pairs import dtype_of, parameter
 from onnxq.passbase import Context, Pass
 from onnxq.states import QUANTIZE, is_q
 from onnxq.wording import plural
@@ -35,8 +35,7 @@ class DropOutputDtype(Pass):
             zero = parameter(node, 2)
             if given is None or given.is_ref() or zero is None:
                 continue
-            tensor = constant_tensor(zero)
-            if attr_int(node, "output_dtype", 0) == (tensor.dtype if tensor is not None else zero.dtype):
+            if attr_int(node, "output_dtype", 0) == dtype_of(zero):
                 node.attributes.pop("output_dtype")
                 count += 1
         if count:

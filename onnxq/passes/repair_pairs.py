@@ -13,7 +13,7 @@ from onnxq.dead import remove_unread
 from onnxq.diagnostics import Severity
 from onnxq.facts import Fact
 from onnxq.look import Array, attr_int, constant, constant_tensor, dims_of, nested_graphs, roots
-from onnxq.pairs import float_type, integer_type, parameter
+from onnxq.pairs import dtype_of, float_type, integer_type, parameter
 from onnxq.passbase import Context, Pass
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 
@@ -49,7 +49,7 @@ class RepairPairs(Pass):
 
     def _repair(self, q: ir.Node, dq: ir.Node, what: list[str], opset: int, ctx: Context) -> bool:
         old, scale, kind = list(dq.inputs[1:3]), parameter(q, 1), float_type(dq)
-        mine, theirs = _dtype(parameter(dq, 1)), _dtype(scale)
+        mine, theirs = dtype_of(parameter(dq, 1)), dtype_of(scale)
         if mine is not None and theirs is not None and mine != theirs:
             if dq.domain or opset < _OUTPUT_DTYPE_SINCE:
                 why = f"its scale is {mine.name.lower()}, that of '{q.name}' {theirs.name.lower()}"
@@ -78,7 +78,7 @@ def differences(q: ir.Node, dq: ir.Node) -> list[str]:
     if not _same(parameter(q, 1), parameter(dq, 1), zeros=False):
         found.append("scale")
     zero = parameter(dq, 2)
-    kinds = {integer_type(q), _dtype(zero)} - {None}
+    kinds = {integer_type(q), dtype_of(zero)} - {None}
     if (zero is not None and len(kinds) > 1) or not _same(parameter(q, 2), zero, zeros=True):
         found.append("zero point")
     scales = [constant_tensor(parameter(node, 1)) for node in (q, dq)]
@@ -109,7 +109,7 @@ def _numbers(value: ir.Value | None, zeros: bool) -> Array | None:
 
 def _is_zero(zero: ir.Value | None, kind: ir.DataType | None) -> bool:
     found = constant(zero)
-    return found is not None and _dtype(zero) == kind and not found.any()
+    return found is not None and dtype_of(zero) == kind and not found.any()
 
 
 def _single(scale: ir.Value) -> bool:
@@ -121,11 +121,3 @@ def _axis(node: ir.Node, q: ir.Node) -> int:
     """The axis, counted from the front where the rank is known."""
     axis, dims = attr_int(node, "axis", 1), dims_of(q.inputs[0]) or dims_of(q.outputs[0])
     return axis + len(dims) if axis < 0 and dims is not None else axis
-
-
-def _dtype(value: ir.Value | None) -> ir.DataType | None:
-    """The element type of a value; in a local function it is known of constants only."""
-    if value is None:
-        return None
-    tensor = constant_tensor(value)
-    return tensor.dtype if tensor is not None else value.dtype

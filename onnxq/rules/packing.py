@@ -58,7 +58,7 @@ def odd_pack_axis(subject: Subject) -> Iterator[Finding]:
                 break
 
 
-@graph_rule("OQ402", "four-bits-in-eight", "info", weights=True, fix="pack-int4")
+@graph_rule("OQ402", "four-bits-in-eight", "info", weights=True, fix="pack-int4", safe=False)
 def four_bits_in_eight(subject: Subject) -> Iterator[Finding]:
     """Integers of four bits are stored one in a byte.
 
@@ -72,7 +72,8 @@ def four_bits_in_eight(subject: Subject) -> Iterator[Finding]:
         int4 or uint4 tensors (opset 21).
 
     Fix safety:
-        Safe: the integers, scales and zero points stay what they are.
+        Unsafe: integers, scales and zero points stay what they are, but the opset goes to 21, and layers that ran on
+        8-bit kernels may run in float: onnxruntime has no kernel of 4-bit weights with 8-bit activations.
     """
     for one in subject.linears:
         tensor = constant_tensor(one.data) if not one.quantizes else None

@@ -10,6 +10,7 @@ from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import Array
 from onnxq.numerics.spec import QTYPES
+from onnxq.pairs import dtype_of
 from onnxq.states import DEQUANTIZE, dtype_name, is_q
 
 
@@ -58,7 +59,7 @@ def _differences(writer: Linear, reader: Linear) -> Iterator[tuple[str, dict[str
         yield "block size", {"quantize": writer.block_size, "dequantize": reader.block_size}
 
 
-@graph_rule("OQ102", "pair-types-differ", "error")
+@graph_rule("OQ102", "pair-types-differ", "error", fix="repair-pairs")
 def pair_types_differ(subject: Subject) -> Iterator[Finding]:
     """A DequantizeLinear takes the integers of a QuantizeLinear for another type.
 
@@ -70,9 +71,12 @@ def pair_types_differ(subject: Subject) -> Iterator[Finding]:
 
     Use instead:
         A zero point of the type of the integers.
+
+    Fix safety:
+        Safe: the DequantizeLinear takes the parameters of its QuantizeLinear.
     """
     for writer, reader in _pairs(subject):
-        theirs = reader.zero_value.dtype if reader.zero_value is not None else None
+        theirs = dtype_of(reader.zero_value)
         if writer.dtype is not None and theirs is not None and writer.dtype != theirs:
             text = f"its zero point is {dtype_name(theirs)}, and {_name(writer)} writes {dtype_name(writer.dtype)}"
             yield Finding(reader.node, text)
@@ -103,7 +107,7 @@ def q_without_dq(subject: Subject) -> Iterator[Finding]:
             yield Finding(one.node, text, "Let the readers read its DequantizeLinear, or take it out.")
 
 
-@graph_rule("OQ104", "q-read-by-several-dqs", "info")
+@graph_rule("OQ104", "q-read-by-several-dqs", "info", fix="split-pairs")
 def q_read_by_several_dqs(subject: Subject) -> Iterator[Finding]:
     """Several DequantizeLinear read one QuantizeLinear.
 
@@ -116,6 +120,9 @@ def q_read_by_several_dqs(subject: Subject) -> Iterator[Finding]:
 
     Use instead:
         One DequantizeLinear with several readers, or a pair for each reader.
+
+    Fix safety:
+        Safe: each reader gets a pair of its own, with the same scale and zero point.
     """
     for one in subject.linears:
         readers = [r for r, _ in one.out.uses() if is_q(r, DEQUANTIZE)] if one.quantizes and one.out is not None else []

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject
 from onnxq.numerics.spec import QTYPES
+from onnxq.pairs import dtype_of
 from onnxq.states import dtype_name
 
 
@@ -28,14 +29,14 @@ def scale_type(subject: Subject) -> Iterator[Finding]:
         A scale of the type of the data.
     """
     for one in subject.linears:
-        kind = one.scale_value.dtype if one.scale_value is not None else None
+        kind = dtype_of(one.scale_value)
         if kind is None or one.node.domain:
             continue
         opset = subject.opset(one.node)
         floats = {ir.DataType.FLOAT} if opset < 19 else _FLOATS
         if opset >= 24:
             floats = floats | {ir.DataType.FLOAT8E8M0}
-        data = one.data.dtype if one.data is not None and one.quantizes else None
+        data = dtype_of(one.data) if one.quantizes else None
         if kind not in floats:
             yield Finding(one.node, f"its scale is {dtype_name(kind)}, which opset {opset} does not take")
         elif data is not None and 19 <= opset < 23 and data != kind and data != ir.DataType.INT32:
@@ -86,14 +87,14 @@ def zero_point_type(subject: Subject) -> Iterator[Finding]:
         A zero point of the type of the integers.
     """
     for one in subject.linears:
-        zero = one.zero_value.dtype if one.zero_value is not None else None
+        zero = dtype_of(one.zero_value)
         if zero is None:
             continue
         if one.quantizes:
             asked = one.node.attributes.get("output_dtype")
             other = ir.DataType(asked.as_int()) if asked is not None and asked.as_int() else None
         else:
-            other = one.data.dtype if one.data is not None else None
+            other = dtype_of(one.data)
         if other is not None and other != zero:
             text = f"its zero point is {dtype_name(zero)} and its integers are {dtype_name(other)}"
             yield Finding(one.node, text)
@@ -158,7 +159,7 @@ def zero_point_out_of_range(subject: Subject) -> Iterator[Finding]:
     """
     for one in subject.linears:
         record = getattr(one.zero_value.const_value, "record", None) if one.zero_value is not None else None
-        kind = one.zero_value.dtype if one.zero_value is not None else None
+        kind = dtype_of(one.zero_value)
         spec = QTYPES.get(kind.name.lower()) if kind is not None else None
         if record is None or spec is None or spec.bits < 8 or not record.int32_data:
             continue

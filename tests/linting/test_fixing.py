@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tests.linting.fixable import WHERE, Parts, Where, float_info, layer, numbers
 from onnx import TensorProto, helper
 
 from onnxq import border
@@ -17,6 +16,7 @@ from onnxq.linting.catalog import rules
 from onnxq.linting.fixing import fix_files
 from onnxq.linting.settings import LintSettings
 from onnxq.linting.textform import text_form
+from tests.linting.fixable import WHERE, Parts, Where, float_info, layer, numbers
 
 Break = Callable[[Parts], None]
 
@@ -33,6 +33,19 @@ def other_zero(p: Parts) -> None:
 
 def no_zero(p: Parts) -> None:
     del p.node("DequantizeLinear_xd").input[2]
+
+
+def other_type(p: Parts) -> None:
+    p.constants["x_zero_2"] = np.int8(0)
+    p.node("DequantizeLinear_xd").input[2] = "x_zero_2"
+
+
+def two_dequantizers(p: Parts) -> None:
+    p.nodes[2:2] = [helper.make_node("DequantizeLinear", ["xq", "x_scale", "x_zero"], ["xd2"], "DequantizeLinear_xd2")]
+    p.nodes += [helper.make_node("ReduceSum", ["xd2"], ["sum"], "ReduceSum_sum", keepdims=0)]
+    p.nodes += [helper.make_node("Sub", ["sum", "sum"], ["none"], "Sub_none")]
+    p.node("DequantizeLinear_y").output[0] = "last"
+    p.nodes += [helper.make_node("Add", ["last", "none"], ["y"], "Add_y")]
 
 
 def bias_scale(p: Parts) -> None:
@@ -138,6 +151,8 @@ DEFECTS: list[tuple[str, Break, tuple[str, ...], tuple[Where, ...]]] = [
     ("OQ101", other_scale, ("Conv", "MatMul"), ()),
     ("OQ101", other_zero, ("Conv", "Gemm"), ()),
     ("OQ101", no_zero, ("Gemm",), ()),
+    ("OQ102", other_type, ("Conv", "Gemm"), ()),
+    ("OQ104", two_dequantizers, ("Conv", "MatMul"), ()),
     ("OQ501", bias_scale, ("Conv", "Gemm", "MatMul", "ConvTranspose"), ()),
     ("OQ501", bias_per_tensor, ("Conv", "Gemm"), ()),
     ("OQ502", bias_zero, ("Conv", "Gemm", "MatMul"), ()),
@@ -186,7 +201,7 @@ def test_a_fix_mends_its_finding(code: str, how: Break, op: str, where: Where, t
     broken, path = parts.build(where), tmp_path / "m.onnx"
     onnx.save(broken, path)
     options = {"select": (code,), "target": "ort-cpu"}
-    found = [d for d in lint(str(path), select=code, target="ort-cpu")]
+    found = lint(str(path), select=code, target="ort-cpu")
     assert found and all(d.fix for d in found), [str(d) for d in found]
     alone = fixed(path, **options)
     assert not lint(alone, select=code, target="ort-cpu")
@@ -196,3 +211,66 @@ def test_a_fix_mends_its_finding(code: str, how: Break, op: str, where: Where, t
     for true in (False, True):
         wanted, got = numbers(healthy.build(where), true), numbers(alone, true)
         assert np.abs(wanted - got).max() <= (0.1001 if code == "OQ501" else 1e-6), true
+
+
+def lines(model: onnx.ModelProto) -> set[str]:
+    return set(text_form(border.open_model(model).model))
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("op", ["Conv", "Gemm"])
+def test_all_fixes_together(op: str, where: Where, tmp_path: Path) -> None:
+    parts = layer(op)
+    kept = [other_scale, other_zero, bias_zero, wrong_length, unsorted, dead_info, unused_import, dead_nodes]
+    kept += [stale_shape, stale_type, unused_constant, no_names] if where != "function" else []
+    for how in (*kept, same_type_twice):
+        how(parts)
+    path = tmp_path / "m.onnx"
+    onnx.save(parts.build(where), path)
+    mended = fixed(path)
+    assert not lint(mended)
+    for true in (False, True):
+        assert np.abs(numbers(layer(op).build(where), true) - numbers(mended, true)).max() <= 1e-6
+    before = path.read_bytes()
+    assert fixed(path) == mended and path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(other_scale, "OQ101"), (wrong_length, "OQ302"), (unused_constant, "OQ012"), (stale_shape, "OQ010")],
+)
+def test_nothing_else_changes(how: Break, code: str, tmp_path: Path) -> None:
+    """The text of the mended model is that of the healthy one, with the other defects as they were."""
+    one, both = layer(), layer()
+    for parts in (one, both):
+        dead_nodes(parts)
+        unused_import(parts)
+    how(both)
+    path = tmp_path / "m.onnx"
+    onnx.save(both.build(), path)
+    mended = lines(fixed(path, select=(code,)))
+    wanted = lines(one.build())
+    if how is stale_shape:
+        assert mended - wanted == {line for line in mended if "yq:uint8[1,8,3,3] = Quantize" in line}
+    else:
+        assert mended == wanted
+
+
+@pytest.mark.parametrize("how", [other_scale, unused_constant, dead_nodes])
+def test_suppressed_findings_stay(how: Break, tmp_path: Path) -> None:
+    parts = layer()
+    how(parts)
+    default_axis(parts)  # a second one, which is mended
+    model, path = parts.build(), tmp_path / "m.onnx"
+    for node in model.graph.node:
+        if node.name in ("DequantizeLinear_y", "Neg_dead", "Abs_dead"):
+            node.metadata_props.add(key="onnxq.noqa", value="OQ101,OQ018")
+    for tensor in model.graph.initializer:
+        if tensor.name == "left":
+            tensor.metadata_props.add(key="onnxq.noqa", value="OQ012")
+    onnx.save(model, path)
+    mended = fixed(path)
+    assert len(mended.graph.node) == len(model.graph.node)
+    assert len(mended.graph.initializer) == len(model.graph.initializer)
+    changed = [a.name for a, b in zip(model.graph.node, mended.graph.node, strict=True) if a != b]
+    assert changed == ["DequantizeLinear_wd"]
