@@ -70,6 +70,9 @@ class Taker:
         """
         feeds = name_feeds(self.split(sample)[0], self.inputs, index)
         check_feeds(self.inputs, feeds, index)
+        for name, array in feeds.items():
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                raise DataError(f"sample {index}: input '{name}' is NaN: check the data")
         return feeds
 
     def __call__(self, sample: Any, index: int) -> Example:

@@ -103,6 +103,7 @@ def test_files(tmp_path):
         (CLASSES, "mse", (x(2), np.zeros((2, 4)), 1), "3 unnamed arrays"),
         (CLASSES, "mse", (np.zeros((2, 4), np.float32), x(2)), "dimension 1 must be 3"),
         (CLASSES, "distill", np.zeros((0, 3), np.float32), "at least 1"),
+        (CLASSES, "distill", np.full((2, 3), np.nan, np.float32), "input 'x' is NaN"),
         (TWO, "mse", ({"x": x(2), "k": x(2)[:, 0]}, {"y": x(2)}), "no target for output 'z'"),
         (TWO, "mse", ({"x": x(2), "k": x(2)[:, 0]}, x(2)), "does not say of which"),
     ],
