@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -76,6 +77,8 @@ class Folder:
     def _open(self, path: Path, tensor: TensorProto, length: int) -> MappedFile:
         if path not in self.files:
             try:
+                if path.exists() and not path.is_file():  # a pipe would wait for somebody to write into it
+                    raise OSError(errno.EINVAL, "it is no regular file")
                 self.files[path] = MappedFile(path)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "the file is empty"

@@ -5,11 +5,11 @@ A file that no IR can hold still gets the wire rules, and one finding that says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from onnx import ModelProto
 
@@ -72,33 +72,31 @@ def check(
     graph = graph or any(rule.tier == "graph" for rule in chosen)
     with relaxed():
         try:
-            wire, shell = _read(source, folder, graph)
+            wire, read = _read(source, folder)
         except InputError as error:
             return Outcome([Diagnostic(UNREADABLE, str(error), Severity.ERROR, source="unreadable")])
         outcome, suppressions = Outcome(), Suppressions(wire)
         for rule in chosen:
             if rule.tier == "wire":
                 _run(rule, wire, outcome, suppressions)
-        if shell is not None and graph:
-            _graph_rules(shell, wire, chosen, selection, outcome, suppressions)
+        if graph:
+            _graph_rules(read, wire, chosen, selection, outcome, suppressions)
         outcome.diagnostics.extend(suppressions.unused(chosen))
     outcome.diagnostics.sort(key=lambda d: d.code)
     return outcome
 
 
-def _read(source: Source, folder: Path | None, graph: bool) -> tuple[Wire, incoming.Incoming | None]:
-    """What wire rules read, and what the graph can be made of. A message is copied only for the latter."""
+def _read(source: Source, folder: Path | None) -> tuple[Wire, Callable[[], incoming.Incoming]]:
+    """What wire rules read, and what makes that of which the graph can be made: a message is copied only then."""
     if isinstance(source, ModelProto):
-        return Wire(source), incoming.read_message(source, folder) if graph else None
-    if isinstance(source, bytes):
-        shell = incoming.read_bytes(source, folder)
-        return Wire(shell.shell, None, shell), shell
-    shell = incoming.read_file(Path(source))
-    return Wire(shell.shell, Path(source), shell), shell
+        return Wire(source), lambda: incoming.read_message(source, folder)
+    path = None if isinstance(source, bytes) else Path(source)
+    shell = incoming.read_file(path) if path is not None else incoming.read_bytes(cast("bytes", source), folder)
+    return Wire(shell.shell, path, shell), lambda: shell
 
 
 def _graph_rules(
-    shell: incoming.Incoming,
+    read: Callable[[], incoming.Incoming],
     wire: Wire,
     chosen: Sequence[Rule],
     selection: Selection,
@@ -111,7 +109,7 @@ def _graph_rules(
 
     target = load_target(selection.target) if selection.target else None
     try:
-        outcome.model = build(shell)
+        outcome.model = build(read())
     except InputError as error:
         known = any(d.severity is Severity.ERROR for d in outcome.diagnostics)
         text = f"the rules about the graph could not run: {error}"
