@@ -77,7 +77,7 @@ class Folder:
     def _open(self, path: Path, tensor: TensorProto, length: int) -> MappedFile:
         if path not in self.files:
             try:
-                if path.exists() and not path.is_file():  # a pipe would wait for somebody to write into it
+                if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would wait for somebody to write into it
                     raise OSError(errno.EINVAL, "it is no regular file")
                 self.files[path] = MappedFile(path)
             except (OSError, ValueError) as error:
