@@ -41,12 +41,12 @@ class Suppressions:
         self.everywhere = _entries(self.wire.model, Place())
         for scope in self.wire.scopes:
             self._add(self.graphs, scope.path, _entries(scope.body, Place(graph=scope.path)))
-            for tensor in (t for t in scope.initializers if t.metadata_props):
+            for tensor in [t for t in scope.initializers if t.metadata_props]:
                 self._add(self.values, (scope.path, tensor.name), _entries(tensor, scope.place(value=tensor.name)))
-            for index, proto in enumerate(scope.protos):
-                if proto.metadata_props:
-                    key = (scope.path, proto.name or next(iter(scope.makes[index]), ""))
-                    self._add(self.nodes, key, _entries(proto, scope.place(index)))
+            asking = {i for i, node in enumerate(scope.protos) for e in node.metadata_props if e.key == KEY}
+            for index in sorted(asking):
+                key = (scope.path, scope.names[index] or next(iter(scope.makes[index]), ""))
+                self._add(self.nodes, key, _entries(scope.protos[index], scope.place(index)))
 
     @staticmethod
     def _add(where: dict[Any, list[_Entry]], key: object, entries: list[_Entry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,11 +12,21 @@ from onnx import TensorProto
 from onnxq.border.external import Folder
 from onnxq.errors import InputError
 from onnxq.linting.rule import Finding, wire_rule
-from onnxq.linting.wire import Wire
+from onnxq.linting.wire import NO_RAW, Wire
 from onnxq.wording import plural
 
 _BITS = {t.value: t.bitwidth for t in ir.DataType if t not in (ir.DataType.UNDEFINED, ir.DataType.STRING)}
-_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+_FIELDS: dict[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.COMPLEX64: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.COMPLEX128: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+    TensorProto.STRING: "string_data",
+}
+"""The typed field of each element type; all others have ``int32_data`` (onnx.proto)."""
 
 
 @wire_rule("OQ001", "unreadable", "error")
@@ -74,12 +85,15 @@ def missing_import(wire: Wire) -> Iterator[Finding]:
     if wire.model.HasField("graph") and not wire.model.opset_import:
         yield Finding(None, "the model has no opset import", "Import the opset that its operators are of.")
         return
+    for domain, version in sorted(wire.scopes[0].imports.items()):
+        if version < 1:
+            yield Finding(None, f"domain {domain or 'ai.onnx'} is imported as version {version}")
     for scope in wire.scopes:
-        domains = [domain for domain, _ in scope.ops]
-        for domain in sorted(set(domains) - set(scope.imports)):
-            count, name = domains.count(domain), domain or "ai.onnx"
-            text = f"{plural(count, 'node')} of domain {name}, which is not imported"
-            yield Finding(scope.place(domains.index(domain)), text, f"Add an opset import of {name}.", {"nodes": count})
+        for domain in sorted({kind.domain for kind in scope.kinds.values()} - set(scope.imports)):
+            here = [i for i, op in enumerate(scope.ops) if op[0] == domain]
+            text = f"{plural(len(here), 'node')} of domain {domain or 'ai.onnx'}, which is not imported"
+            help_ = f"Add an opset import of {domain or 'ai.onnx'}."
+            yield Finding(scope.place(here[0]), text, help_, {"nodes": len(here)})
 
 
 @wire_rule("OQ008", "data-size", "error")
@@ -97,26 +111,36 @@ def data_size(wire: Wire) -> Iterator[Finding]:
     Use instead:
         Write the tensor anew, for example by `onnx.numpy_helper.from_array`.
     """
-    for found in wire.tensors:
-        tensor = found.proto
-        bits = _BITS.get(tensor.data_type)
-        if bits is None or tensor.data_location == TensorProto.EXTERNAL:
+    tensors = wire.tensors
+    rows = zip(tensors.types, tensors.dims, tensors.sizes, strict=True)
+    for index, (kind, dims, size) in enumerate(rows):
+        bits = _BITS.get(kind, 0)
+        if (bits and size == (prod(dims) * bits + 7) >> 3) or _is_external(tensors.protos[index]):
             continue
-        count = 1
-        for dim in tensor.dims:
-            count *= dim
-        size, needed = wire.size(tensor), -(-count * bits // 8)
-        if size == needed or count < 0 or (size is not None and size > needed and bits < 8):
-            continue
-        name = f"tensor '{tensor.name}'" if tensor.name else "its tensor"
-        if size is not None:
-            text = f"{name} has {plural(size, 'byte')} of data; its type and shape need {needed}"
-            yield Finding(found.place, text, numbers={"has": size, "needs": needed})
-            continue
-        has, needs = sum(len(getattr(tensor, field)) for field in _TYPED), _entries(tensor, count, bits)
+        for text, numbers in _misfit(tensors.protos[index], bits, size):
+            name = tensors.name(index)
+            yield Finding(tensors.place(index), f"{f'tensor {name!r}' if name else 'its tensor'} {text}", "", numbers)
+
+
+def _misfit(tensor: TensorProto, bits: int, size: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """What is wrong with the size of a tensor whose raw data are not as long as they should be, or not there."""
+    kind, count = tensor.data_type, prod(tensor.dims)
+    if min(tensor.dims, default=0) < 0:
+        yield "has a negative dimension", {"least": min(tensor.dims)}
+    elif not bits and kind != TensorProto.STRING:
+        yield f"has the element type {kind}, which is none" if kind else "has no element type", {"type": kind}
+    elif size != NO_RAW:
+        needed = (count * bits + 7) >> 3
+        if bits >= 8 or size < needed:
+            yield (
+                f"has {plural(size, 'byte')} of data; its type and shape need {needed}",
+                {"has": size, "needs": needed},
+            )
+    else:
+        has, needs = len(getattr(tensor, _FIELDS.get(kind, "int32_data"))), _entries(kind, count, bits)
         if has != needs:
-            text = f"{name} has {plural(has, 'typed value')}; its type and shape need {needs}"
-            yield Finding(found.place, text if has else f"{name} has no data", numbers={"has": has, "needs": needs})
+            text = f"has {plural(has, 'typed value')}; its type and shape need {needs}" if has else "has no data"
+            yield text, {"has": has, "needs": needs}
 
 
 @wire_rule("OQ009", "external-data", "error")
@@ -136,9 +160,8 @@ def external_data(wire: Wire) -> Iterator[Finding]:
     """
     folder = Folder(wire.path.parent, wire.path) if wire.path is not None else None
     seen: set[str] = set()
-    for found in wire.tensors:
-        tensor = found.proto
-        if tensor.data_location != TensorProto.EXTERNAL:
+    for index, tensor in enumerate(wire.tensors.protos):
+        if not _is_external(tensor):
             continue
         location = next((e.value for e in tensor.external_data if e.key == "location"), "")
         try:
@@ -150,11 +173,15 @@ def external_data(wire: Wire) -> Iterator[Finding]:
             missing = f"external file '{location}'" if "cannot be read" in str(error) else str(error)
             if missing not in seen:  # a file that is gone is one finding, not one a tensor
                 seen.add(missing)
-                yield Finding(found.place, str(error))
+                yield Finding(wire.tensors.place(index), str(error))
 
 
-def _entries(tensor: TensorProto, count: int, bits: int) -> int:
+def _is_external(tensor: TensorProto) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def _entries(kind: int, count: int, bits: int) -> int:
     """Entries that typed fields need (onnx.proto): complex numbers take two, 4- and 2-bit ones share an entry."""
-    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+    if kind in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * count
     return -(-count * bits // 8) if bits in (2, 4) else count

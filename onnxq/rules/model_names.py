@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
+from operator import ge
 
 from onnxq.diagnostics import Severity
 from onnxq.linting.rule import Finding, wire_rule
-from onnxq.linting.wire import Wire
+from onnxq.linting.wire import Scope, Wire
 from onnxq.wording import plural
 
 
@@ -27,13 +28,14 @@ def defined_twice(wire: Wire) -> Iterator[Finding]:
         A name of its own for each value.
     """
     for scope in wire.scopes:
-        for what, names in (("input", scope.inputs), ("initializer", scope.constants)):
-            for name, count in _doubled(names):
-                yield Finding(scope.place(value=name), f"{what} '{name}' is there {count} times")
+        made = sum(map(len, scope.makes)) - sum(names.count("") for names in scope.makes)
         given = {*scope.inputs, *scope.constants}
-        made = [name for names in scope.makes for name in names if name]
-        if len(made) + len(given) == len(scope.defined | given):
+        twice = set(scope.inputs).intersection(scope.constants)  # an input with a default
+        if made + len(scope.inputs) + len(scope.constants) - len(twice) == len(scope.defined):
             continue
+        for what, listed in (("input", scope.inputs), ("initializer", scope.constants)):
+            for name, count in _doubled(listed):
+                yield Finding(scope.place(value=name), f"{what} '{name}' is there {count} times")
         for index, names in enumerate(scope.makes):
             for name in names:
                 if name and name in given:
@@ -65,8 +67,8 @@ def node_name(wire: Wire) -> Iterator[Finding]:
             yield Finding(place, text, numbers={"nodes": count}, severity=Severity.WARNING)
         unnamed = scope.names.count("")
         if unnamed:
-            first = scope.node(scope.names.index(""))
-            text = f"{plural(unnamed, 'node')} without a name; the first is a {first.op_type}"
+            first = scope.names.index("")
+            text = f"{plural(unnamed, 'node')} without a name; the first is a {scope.ops[first][1]}"
             yield Finding(scope.place(first), text, numbers={"nodes": unnamed})
 
 
@@ -87,18 +89,42 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: the order of the nodes is all that changes.
     """
+    behind = _captured(wire)
     for scope in wire.scopes:
-        made = set(chain.from_iterable(scope.makes))
-        early = (scope.read - made) | {"", *scope.inputs, *scope.constants}
-        at: dict[str, int] = {}
-        for index, (reads, makes) in enumerate(zip(scope.reads, scope.makes, strict=True)):
-            if not early.issuperset(reads):
-                at = at or {name: i for i, names in enumerate(scope.makes) for name in names}
-                late = next(name for name in reads if name not in early)
-                maker = scope.node(at[late])
-                text = f"it reads '{late}', which {maker.op_type} '{maker.name}' makes further down"
-                yield Finding(scope.place(index), text, numbers={"position": index, "maker": maker.position})
-            early.update(makes)
+        reads = (
+            [[*names, *behind.get((scope, i), ())] for i, names in enumerate(scope.reads)] if behind else scope.reads
+        )
+        at = _made_at(scope)
+        positions = [i for i, names in enumerate(reads) for _ in names]
+        makers = map(at.get, chain.from_iterable(reads), repeat(-1))
+        if not any(map(ge, makers, positions)):
+            continue
+        for index, names in enumerate(reads):
+            late = next((name for name in names if at.get(name, -1) >= index), None)
+            if late is not None:
+                maker = at[late]
+                who = f"{scope.ops[maker][1]} '{scope.names[maker]}'" if maker != index else "it"
+                text = f"it reads '{late}', which {who} makes {'itself' if maker == index else 'further down'}"
+                yield Finding(scope.place(index), text, numbers={"position": index, "maker": maker})
+
+
+def _made_at(scope: Scope) -> dict[str, int]:
+    """The position of the first node that makes a name, without those that are there from the start."""
+    last = len(scope.makes) - 1
+    at = {name: last - i for i, names in enumerate(reversed(scope.makes)) for name in names}
+    for name in ("", *scope.inputs, *scope.constants):
+        at.pop(name, None)
+    return at
+
+
+def _captured(wire: Wire) -> dict[tuple[Scope, int], set[str]]:
+    """What the bodies of a node read from the graphs around them."""
+    found: dict[tuple[Scope, int], set[str]] = {}
+    for scope in wire.scopes:
+        if scope.outer is not None:
+            names = wire.wanted[scope].union(scope.outputs) - scope.defined
+            found.setdefault((scope.outer, scope.holder), set()).update(names)
+    return found
 
 
 @wire_rule("OQ007", "undefined-value", "error")
@@ -144,10 +170,10 @@ def doubled_entry(wire: Wire) -> Iterator[Finding]:
     for name, count in _doubled(functions):
         yield Finding(None, f"function '{name}' is there {count} times")
     for scope in wire.scopes:
-        for index, attributes in enumerate(scope.attributes):
-            if len(attributes) > 1:
-                for name, count in _doubled([a.name for a in attributes]):
-                    yield Finding(scope.place(index), f"its attribute '{name}' is there {count} times")
+        found = {row: _doubled([name for name, *_ in kind.attributes]) for row, kind in scope.kinds.items()}
+        for index, row in enumerate(scope.signatures if any(found.values()) else ()):
+            for name, count in found[row]:
+                yield Finding(scope.place(index), f"its attribute '{name}' is there {count} times")
 
 
 @wire_rule("OQ021", "shadowed-name", "error")
@@ -188,7 +214,7 @@ def unused_constant(wire: Wire) -> Iterator[Finding]:
         Safe: nothing reads it.
     """
     for scope in wire.scopes:
-        unread = set(scope.constants) - wire.wanted[scope.path] - set(scope.outputs)
+        unread = set(scope.constants) - wire.wanted[scope] - set(scope.outputs)
         for name in (n for n in scope.constants if n in unread):
             yield Finding(scope.place(value=name), f"nothing reads the initializer '{name}'")
 
@@ -211,10 +237,9 @@ def dead_node(wire: Wire) -> Iterator[Finding]:
         Safe: nothing reads it.
     """
     for scope in wire.scopes:
-        wanted = wire.wanted[scope.path] | set(scope.outputs)
-        for index, names in enumerate(scope.makes):
-            if wanted.isdisjoint(names):
-                yield Finding(scope.place(index), "nothing reads what it makes")
+        wanted = wire.wanted[scope] | set(scope.outputs)
+        for index in [i for i, names in enumerate(scope.makes) if wanted.isdisjoint(names)]:
+            yield Finding(scope.place(index), "nothing reads what it makes")
 
 
 def _doubled(names: list[str]) -> list[tuple[str, int]]:

@@ -73,9 +73,9 @@ def value_info_of_nothing(wire: Wire) -> Iterator[Finding]:
         Safe: only declarations go.
     """
     for scope in wire.scopes:
-        for info in scope.body.value_info:
-            if info.name not in scope.defined:
-                yield Finding(scope.place(value=info.name), f"value_info of '{info.name}', which nothing defines")
+        loose = set(scope.described) - scope.defined
+        for name in (name for name in scope.described if name in loose):
+            yield Finding(scope.place(value=name), f"value_info of '{name}', which nothing defines")
 
 
 @wire_rule("OQ011", "unused-import", "warning", fix="drop-unused-imports")
@@ -95,7 +95,9 @@ def unused_import(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: no operator changes.
     """
-    used = {domain for scope in wire.scopes for domain, _ in scope.ops} | {f.domain for f in wire.model.functions}
+    used = {kind.domain for scope in wire.scopes for kind in scope.kinds.values()} | {
+        f.domain for f in wire.model.functions
+    }
     versions: dict[str, list[int]] = {}
     for entry in wire.model.opset_import:
         versions.setdefault("" if entry.domain == "ai.onnx" else entry.domain, []).append(entry.version)
@@ -148,12 +150,11 @@ def constant_is_input(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Unsafe: the value can no longer be overridden.
     """
-    if not wire.scopes or wire.model.ir_version < 4:
+    if wire.model.ir_version < 4:
         return
-    inputs = set(wire.scopes[0].inputs)
-    for tensor in wire.scopes[0].initializers:
-        if tensor.name in inputs:
-            yield Finding(Place(value=tensor.name), f"'{tensor.name}' is an initializer and an input, too")
+    both = set(wire.scopes[0].inputs).intersection(wire.scopes[0].constants)
+    for name in (name for name in wire.scopes[0].constants if name in both):
+        yield Finding(Place(value=name), f"'{name}' is an initializer and an input, too")
 
 
 @wire_rule("OQ020", "ir-version", "error", fix="fit-versions")
@@ -172,21 +173,13 @@ def ir_version(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: the IR version is raised to the one that brought the type.
     """
-    seen: set[int] = set()
-    for found in wire.tensors:
-        tensor = found.proto
-        if tensor.data_type in seen:
-            continue
-        seen.add(tensor.data_type)
-        dtype = ir.DataType(tensor.data_type) if _known(tensor.data_type) else ir.DataType.UNDEFINED
-        since = ir_version_of(dtype)
-        if 0 < wire.model.ir_version < since:
-            text = f"'{tensor.name}' is of type {dtype.name.lower()}, which needs IR version {since}"
-            yield Finding(found.place, text, numbers={"has": wire.model.ir_version, "needs": since})
+    tensors, has = wire.tensors, wire.model.ir_version
+    for kind in sorted(set(tensors.types) & _TYPES):
+        dtype, first = ir.DataType(kind), tensors.types.index(kind)
+        needs = ir_version_of(dtype)
+        if 0 < has < needs:
+            text = f"'{tensors.name(first)}' is of type {dtype.name.lower()}, which needs IR version {needs}"
+            yield Finding(tensors.place(first), text, numbers={"has": has, "needs": needs})
 
 
 _TYPES = frozenset(dtype.value for dtype in ir.DataType)
-
-
-def _known(data_type: int) -> bool:
-    return data_type in _TYPES

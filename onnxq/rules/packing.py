@@ -104,13 +104,14 @@ def dirty_padding(wire: Wire) -> Iterator[Finding]:
     Use instead:
         Zero bits.
     """
-    for found in wire.tensors:
-        tensor, bits = found.proto, _BITS.get(found.proto.data_type, 0)
-        used = math.prod(tensor.dims) * bits % 8 if bits else 0
-        data = wire.data(tensor) if used and wire.size(tensor) == -(-math.prod(tensor.dims) * bits // 8) else None
+    tensors = wire.tensors
+    for index in tensors.of(_BITS):
+        total = math.prod(tensors.dims[index]) * _BITS[tensors.types[index]]
+        used, fits = total % 8, tensors.sizes[index] == -(-total // 8)
+        data = wire.data(tensors.protos[index]) if used and fits else None
         if data and data[-1] >> used:
-            text = f"the last byte of '{tensor.name}' has bits set behind its last value"
-            yield Finding(found.place, text, numbers={"byte": int(data[-1]), "bits used": used})
+            text = f"the last byte of '{tensors.name(index)}' has bits set behind its last value"
+            yield Finding(tensors.place(index), text, numbers={"byte": int(data[-1]), "bits used": used})
 
 
 @graph_rule("OQ404", "int2-columns", "error", targets=("ort-cpu",))
@@ -155,10 +156,10 @@ def packed_too_long(wire: Wire) -> Iterator[Finding]:
     Use instead:
         Packed values, low bits first.
     """
-    for found in wire.tensors:
-        tensor, bits = found.proto, _BITS.get(found.proto.data_type, 0)
-        size = wire.size(tensor) if bits else None
-        needed = -(-math.prod(tensor.dims) * bits // 8)
-        if size is not None and size > needed:
-            text = f"tensor '{tensor.name}' has {plural(size, 'byte')}; its {bits}-bit values need {needed}"
-            yield Finding(found.place, text, numbers={"has": size, "needs": needed})
+    tensors = wire.tensors
+    for index in tensors.of(_BITS):
+        bits, size = _BITS[tensors.types[index]], tensors.sizes[index]
+        needed = -(-math.prod(tensors.dims[index]) * bits // 8)
+        if size > needed >= 0:
+            text = f"tensor '{tensors.name(index)}' has {plural(size, 'byte')}; its {bits}-bit values need {needed}"
+            yield Finding(tensors.place(index), text, numbers={"has": size, "needs": needed})
