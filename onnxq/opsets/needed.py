@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import onnx_ir as ir
 
-from onnxq.look import all_graphs, all_nodes
+from onnxq.look import all_graphs, nested_graphs, roots
 from onnxq.numerics.spec import QTYPES
-from onnxq.opsets.upgrade import min_ir_version
+from onnxq.opsets.upgrade import min_ir_version, newest, schema
 from onnxq.pairs import dtype_of, integer_type, parameter
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 
@@ -51,10 +52,32 @@ def opset_needed(node: ir.Node) -> int:
     return max([*needed, *(attribute_since(node, name) for name in node.attributes)], default=0)
 
 
-def opset_of_pairs(model: ir.Model) -> int:
-    """The opset of ai.onnx that all pairs of a model need; 0 without any."""
-    pairs = (n for n in all_nodes(model) if not n.domain and (is_q(n, QUANTIZE) or is_q(n, DEQUANTIZE)))
-    return max((opset_needed(node) for node in pairs), default=0)
+def opset_of(model: ir.Model) -> int:
+    """The opset of ai.onnx that pairs need, and other operators that read or make types which came after opset 18."""
+    needed = [0]
+    for root, imports in roots(model):
+        opset = imports.get("", 0)
+        for node in (n for graph in nested_graphs(root) for n in graph if not n.domain):
+            if is_q(node, QUANTIZE) or is_q(node, DEQUANTIZE):
+                needed.append(opset_needed(node))
+                continue
+            for side, values in (("inputs", node.inputs), ("outputs", node.outputs)):
+                for index, value in enumerate(values):
+                    dtype = dtype_of(value)
+                    if dtype is not None and (dtype.name in _IR_VERSIONS or dtype is ir.DataType.BFLOAT16):
+                        needed.append(first_with(node.op_type, opset, side, index, dtype))
+    return max(needed)
+
+
+@cache
+def first_with(op_type: str, opset: int, side: str, index: int, dtype: ir.DataType) -> int:
+    """The first opset, not below ``opset``, whose operator takes or makes a type there; 0 where none does."""
+    for version in range(opset, newest() + 1):
+        found = schema(op_type, version) if version else None
+        formal = list(getattr(found, side)) if found is not None else []
+        if formal and f"tensor({dtype.name.lower()})" in formal[min(index, len(formal) - 1)].types:
+            return version
+    return 0
 
 
 def ir_version_needed(model: ir.Model) -> int:
