@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx import shape_inference
 
+from onnxq.expansion import refuse_explosion
 from onnxq.look import onnx_op, tensor_of_constant
 
 _SMALL = 64  # elements; shapes, axes, pads and scales of real models are shorter
@@ -49,6 +50,7 @@ class Skeleton:
         self._copied: set[str] = set()
         self._scopes: dict[ir.Value, onnx.GraphProto] = {}
         self._nested = False
+        self._model = model
         self._proto = onnx.ModelProto(ir_version=max(model.ir_version, 4))
         for domain, version in model.opset_imports.items():
             self._proto.opset_import.add(domain=domain, version=version)
@@ -67,7 +69,9 @@ class Skeleton:
 
         Raises:
             onnx.shape_inference.InferenceError: The graph contradicts itself.
+            UnsupportedError: It would take far more steps than the model has nodes.
         """
+        refuse_explosion(self._model)
         for value in hints:
             scope = self._scopes.get(value, self._proto.graph)
             _describe(value, scope.value_info.add(name=self._name(value)))

@@ -30,7 +30,7 @@ class Folder:
 
     def __init__(self, folder: Path, model: Path | None = None) -> None:
         self.folder = folder
-        self._roots = [folder.resolve(), *([model.resolve().parent] if model else [])]
+        self._roots = [_real(folder), *([_real(model).parent] if model else [])]
         self.files: dict[Path, MappedFile] = {}
 
     def payload(self, tensor: TensorProto) -> Payload:
@@ -67,7 +67,7 @@ class Folder:
         if not location or "\0" in location:
             raise InputError(f"tensor '{tensor.name}' has external data without a usable location: {location!r}")
         path = self.folder / location
-        if outside or not any(path.resolve().is_relative_to(root) for root in self._roots):
+        if outside or not any(_real(path).is_relative_to(root) for root in self._roots):
             raise InputError(
                 f"tensor '{tensor.name}' has its external data in '{location}', outside the model's folder"
                 f" '{self.folder}': move the file there"
@@ -77,7 +77,7 @@ class Folder:
     def _open(self, path: Path, tensor: TensorProto, length: int) -> MappedFile:
         if path not in self.files:
             try:
-                if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would wait for somebody to write into it
+                if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would wait
                     raise OSError(errno.EINVAL, "it is no regular file")
                 self.files[path] = MappedFile(path)
             except (OSError, ValueError) as error:
@@ -86,6 +86,14 @@ class Folder:
                     f"external file '{path}' of tensor '{tensor.name}' ({plural(length, 'byte')}) cannot be read: {why}"
                 ) from error
         return self.files[path]
+
+
+def _real(path: Path) -> Path:
+    """The path without symbolic links; of a loop of them, as given."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: what Python before 3.13 makes of a loop
+        return path.absolute()
 
 
 def _bytes_of(tensor: TensorProto) -> int:
