@@ -99,6 +99,14 @@ class Scope:
         self.ops = [("" if d == "ai.onnx" else d, o) for d, o in zip(domains, op_types, strict=True)]
         self.reads, self.makes = _rows([n.input[:] for n in nodes]), _rows([n.output[:] for n in nodes])
 
+    @property
+    def in_function(self) -> bool:
+        """Whether it is the body of a local function, or lies in one."""
+        outermost = self
+        while outermost.outer is not None:
+            outermost = outermost.outer
+        return isinstance(outermost.body, FunctionProto)
+
     def place(self, index: int | None = None, value: str = "") -> Place:
         """The place of a node or a value of this scope; a node without a name is found by its first output."""
         if index is None:

@@ -58,18 +58,18 @@ def node_name(wire: Wire) -> Iterator[Finding]:
         A name of its own for each node.
 
     Fix safety:
-        Safe: names mean nothing to the computation.
+        Safe: names mean nothing to the computation. Local functions are left as they are.
     """
     for scope in wire.scopes:
         for name, count in _doubled(scope.names):
             text = f"{count} nodes have the name '{name}'"
             place = scope.place(scope.names.index(name))
-            yield Finding(place, text, numbers={"nodes": count}, severity=Severity.WARNING)
+            yield Finding(place, text, "", {"nodes": count}, Severity.WARNING, fixable=not scope.in_function)
         unnamed = scope.names.count("")
         if unnamed:
             first = scope.names.index("")
             text = f"{plural(unnamed, 'node')} without a name; the first is a {scope.ops[first][1]}"
-            yield Finding(scope.place(first), text, numbers={"nodes": unnamed})
+            yield Finding(scope.place(first), text, numbers={"nodes": unnamed}, fixable=not scope.in_function)
 
 
 @wire_rule("OQ006", "unsorted", "warning", fix="sort-nodes")

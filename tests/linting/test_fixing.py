@@ -274,3 +274,14 @@ def test_suppressed_findings_stay(how: Break, tmp_path: Path) -> None:
     assert len(mended.graph.initializer) == len(model.graph.initializer)
     changed = [a.name for a, b in zip(model.graph.node, mended.graph.node, strict=True) if a != b]
     assert changed == ["DequantizeLinear_wd"]
+
+
+def test_names_in_functions_are_left(tmp_path: Path) -> None:
+    parts = layer()
+    no_names(parts)
+    model = parts.build("function")
+    found = lint(model, select="OQ005")
+    assert len(found) == 2 and not any(d.fix for d in found)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert fixed(path) == model
