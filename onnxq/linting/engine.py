@@ -89,10 +89,10 @@ def check(
 def _read(source: Source, folder: Path | None) -> tuple[Wire, Callable[[], incoming.Incoming]]:
     """What wire rules read, and what makes that of which the graph can be made: a message is copied only then."""
     if isinstance(source, ModelProto):
-        return Wire(source), lambda: incoming.read_message(source, folder)
+        return Wire(source, folder=folder), lambda: incoming.read_message(source, folder)
     path = None if isinstance(source, bytes) else Path(source)
     shell = incoming.read_file(path) if path is not None else incoming.read_bytes(cast("bytes", source), folder)
-    return Wire(shell.shell, path, shell), lambda: shell
+    return Wire(shell.shell, path, shell, folder), lambda: shell
 
 
 def _graph_rules(

@@ -212,10 +212,18 @@ class Wire:
     Attributes:
         model: The message; some payloads may be marks, so ask `tensors` and `data`.
         path: The file it came from, if any.
+        folder: Where its external data are, if anybody knows.
     """
 
-    def __init__(self, model: ModelProto, path: Path | None = None, incoming: Incoming | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        path: Path | None = None,
+        incoming: Incoming | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.model, self.path = model, path
+        self.folder = path.parent if path is not None else folder
         self._tag = incoming.tag if incoming is not None else b""
         self._payloads = incoming.payloads if incoming is not None else []
 

@@ -148,8 +148,8 @@ def external_data(wire: Wire) -> Iterator[Finding]:
     """External data are missing, too short, outside the model's folder, or described wrongly.
 
     What it does:
-        Looks up the file of each external tensor and its size; nothing is read. Models that did not come from a file
-        have no folder, so that only the description is looked at.
+        Looks up the file of each external tensor and its size; nothing is read. A model that did not come from a
+        file has no folder unless one is given; then only the description is looked at.
 
     Why is this bad:
         The model does not load, or loads weights that belong to something else. Runtimes refuse paths that lead out of
@@ -158,7 +158,7 @@ def external_data(wire: Wire) -> Iterator[Finding]:
     Use instead:
         Keep the data file beside the model, under the name that the model gives.
     """
-    folder = Folder(wire.path.parent, wire.path) if wire.path is not None else None
+    folder = Folder(wire.folder, wire.path) if wire.folder is not None else None
     seen: set[str] = set()
     for index, tensor in enumerate(wire.tensors.protos):
         if not _is_external(tensor):

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from onnxq.diagnostics import Diagnostic
-from onnxq.linting.engine import FAILED, Outcome, check
+from onnxq.linting.engine import FAILED, NOT_CARRIED, Outcome, check
 from onnxq.linting.files import FileReport
 from onnxq.linting.selection import Selection
 from onnxq.report.lint import FORMATS
@@ -51,7 +51,8 @@ def broken(data: bytes, folder: Path, target: str | None) -> str:
 
 
 def _said(outcome: Outcome) -> list[str]:
-    return sorted(f"{d.code} {d.place} {d.message}" for d in outcome.diagnostics)
+    """Findings as text; why no graph could be made is said by whoever sees it first."""
+    return sorted(f"{d.code} {d.place} {d.message if d.code != NOT_CARRIED else ''}" for d in outcome.diagnostics)
 
 
 def _difference(one: Outcome, other: Outcome) -> str:
