@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx import GraphProto, TensorProto
+from onnx import GraphProto
 
 from onnxq.diagnostics import Place, Severity
 from onnxq.linting.rule import Finding, graph_rule, wire_rule
@@ -35,24 +35,16 @@ def stale_value_info(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: only declarations change.
     """
-    for value, info in subject.inferred.items():
-        if value.type is None or not info.HasField("tensor_type"):
-            continue
-        inferred = info.tensor_type
-        if value.dtype is not None and inferred.elem_type and value.dtype.value != inferred.elem_type:
-            found = TensorProto.DataType.Name(inferred.elem_type)
-            text = f"'{value.name}' is declared as {dtype_name(value.dtype)}, but its node makes {found.lower()}"
+    for value, (dtype, dims) in subject.inferred.items():
+        if value.dtype is not None and dtype is not None and value.dtype != dtype:
+            text = f"'{value.name}' is declared as {dtype_name(value.dtype)}, but its node makes {dtype_name(dtype)}"
             yield Finding(value, text, severity=Severity.ERROR)
-            continue
-        declared = dims_of(value)
-        if declared is None or not inferred.HasField("shape"):
-            continue
-        shape = [d.dim_value if d.HasField("dim_value") else None for d in inferred.shape.dim]
-        clash = len(shape) != len(declared) or any(
-            a is not None and b is not None and a != b for a, b in zip(declared, shape, strict=True)
-        )
-        if clash:
-            names = [["?" if d is None else d for d in dims] for dims in (declared, shape)]
+        elif value.shape is not None and dims is not None and value.shape.dims != dims:
+            declared = dims_of(value) or ()
+            known = len(dims) == len(declared)
+            if known and all(None in (a, b) or a == b for a, b in zip(declared, dims, strict=True)):
+                continue
+            names = [["?" if d is None else d for d in dims] for dims in (declared, dims)]
             yield Finding(value, f"'{value.name}' is declared with shape {names[0]}, but its node makes {names[1]}")
 
 

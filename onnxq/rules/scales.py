@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject
 from onnxq.look import Array
+from onnxq.ops import MICROSOFT
 from onnxq.qoperators.layouts import LAYOUTS
 
 
@@ -27,10 +30,8 @@ def scale_not_positive(subject: Subject) -> Iterator[Finding]:
     Use instead:
         The step of the encoding; 1 for a channel that is zero.
     """
-    for node, value, scale in _scales(subject):
-        bad = scale <= 0
-        if bad.any():
-            yield Finding(node, f"its scale '{value.name}' is not positive", numbers=_which(scale, bad))
+    for node, value, scale, bad in _suspects(subject, _not_positive):
+        yield Finding(node, f"its scale '{value.name}' is not positive", numbers=_which(scale, bad))
 
 
 @graph_rule("OQ202", "scale-not-finite", "error")
@@ -47,10 +48,8 @@ def scale_not_finite(subject: Subject) -> Iterator[Finding]:
     Use instead:
         Calibrate on data that are finite.
     """
-    for node, value, scale in _scales(subject):
-        bad = ~np.isfinite(scale)
-        if bad.any():
-            yield Finding(node, f"its scale '{value.name}' is not finite", numbers=_which(scale, bad))
+    for node, value, scale, bad in _suspects(subject, _not_finite):
+        yield Finding(node, f"its scale '{value.name}' is not finite", numbers=_which(scale, bad))
 
 
 @graph_rule("OQ203", "scale-subnormal", "error")
@@ -67,24 +66,72 @@ def scale_subnormal(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A scale of 1 where all values are zero; float32 scales where float16 is too narrow.
     """
-    for node, value, scale in _scales(subject):
-        bad = (scale > 0) & (scale < np.finfo(scale.dtype).smallest_normal)
-        if bad.any():
-            yield Finding(node, f"its scale '{value.name}' is below the normal numbers", numbers=_which(scale, bad))
+    for node, value, scale, bad in _suspects(subject, _subnormal):
+        yield Finding(node, f"its scale '{value.name}' is below the normal numbers", numbers=_which(scale, bad))
 
 
-def _scales(subject: Subject) -> Iterator[tuple[ir.Node, ir.Value, Array]]:
-    """Constant scales: node, value, float array."""
-    for one in subject.linears:
-        if one.scale_value is not None and one.scale is not None and one.scale.dtype.kind == "f":
-            yield one.node, one.scale_value, one.scale
-    for layout in LAYOUTS.values():
-        for node in subject.of(layout.op_type, domain=layout.domain):
-            for index in (*(i + 1 for i in layout.operands_of(node)), layout.output):
-                value = node.inputs[index] if index < len(node.inputs) else None
-                scale = subject.constant(value)
-                if value is not None and scale is not None and scale.dtype.kind == "f":
-                    yield node, value, scale
+def _not_positive(scale: Array) -> Array:
+    return np.asarray(scale <= 0)
+
+
+def _not_finite(scale: Array) -> Array:
+    return ~np.isfinite(scale)
+
+
+def _subnormal(scale: Array) -> Array:
+    smallest = ml_dtypes.finfo(scale.dtype).smallest_normal  # type: ignore[no-untyped-call]
+    return np.asarray((scale > 0) & (scale < smallest))
+
+
+Scale = tuple[ir.Node, ir.Value, Array]
+
+
+def _suspects(subject: Subject, test: Callable[[Array], Array]) -> Iterator[tuple[ir.Node, ir.Value, Array, Array]]:
+    """Scales that a test finds something in, and where; all of one type are tested at once first."""
+    by_type: dict[np.dtype[Any], list[Scale]] = {}
+    for one in _scales(subject):
+        by_type.setdefault(one[2].dtype, []).append(one)
+    for scales in by_type.values():
+        if test(np.concatenate([scale.ravel() for *_, scale in scales])).any():
+            for node, value, scale in scales:
+                bad = test(scale)
+                if bad.any():
+                    yield node, value, scale, bad
+
+
+def _scales(subject: Subject) -> Iterator[Scale]:
+    """Each use of a constant scale of a float type."""
+    uses = [(one.node, one.scale_value) for one in subject.linears if one.scale_value is not None]
+    for domain, op_type in _OTHERS:
+        for node in subject.of(op_type, domain=domain):
+            uses += [(node, v) for v in (_input(node, i) for i in _scale_inputs(node)) if v is not None]
+    for node, value in uses:
+        scale = subject.constant(value)
+        if scale is not None and scale.size and scale.dtype.kind in "fV":
+            yield node, value, scale
+
+
+_OTHERS: dict[tuple[str, str], tuple[int, ...]] = {
+    **{(row.domain, row.op_type): () for row in LAYOUTS.values()},
+    (MICROSOFT, "MatMulIntegerToFloat"): (2, 3),
+    (MICROSOFT, "DynamicQuantizeMatMul"): (2,),
+    (MICROSOFT, "MatMulNBits"): (2,),
+    (MICROSOFT, "GatherBlockQuantized"): (2,),
+    (MICROSOFT, "QAttention"): (3, 4),
+}
+"""Scale inputs of integer operators (operator texts); those of `LAYOUTS` stand there."""
+_BY_NAME = {(row.domain, row.op_type): row for row in LAYOUTS.values()}
+
+
+def _scale_inputs(node: ir.Node) -> tuple[int, ...]:
+    layout = _BY_NAME.get((node.domain, node.op_type))
+    if layout is None:
+        return _OTHERS[(node.domain, node.op_type)]
+    return (*(i + 1 for i in layout.operands_of(node)), layout.output)
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def _which(scale: Array, bad: Array) -> dict[str, object]:
