@@ -188,8 +188,13 @@ def _array(record: TensorProto, payload: Payload | None) -> Array:
     given = _typed_size(record, dtype) if data is None else len(data)
     if given is not None and given != size:
         raise _misfit(record, f"{plural(given, 'byte')} instead of {size}")
+    if not size and math.prod(d or 1 for d in dims) >> 58:
+        raise _misfit(record, "dimensions beside the 0 that no array can have")
     if data is not None and dtype.bitwidth >= 8:
-        return np.frombuffer(data, _little_endian(dtype)).reshape(dims)
+        try:
+            return np.frombuffer(data, _little_endian(dtype)).reshape(dims)
+        except ValueError as error:  # more dimensions than an array can have
+            raise _misfit(record, str(error)) from error
     if payload is not None:
         record = TensorProto(dims=dims, data_type=record.data_type, raw_data=bytes(payload.view()))
     array: Array = _of_record(record, "numpy")
