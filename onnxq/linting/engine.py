@@ -17,6 +17,7 @@ from onnxq.border import incoming
 from onnxq.collector import relaxed
 from onnxq.diagnostics import Diagnostic, Place, Severity
 from onnxq.errors import InputError
+from onnxq.linting.obstacles import obstacle
 from onnxq.linting.rule import Finding, Rule
 from onnxq.linting.selection import Selection
 from onnxq.linting.suppression import Suppressions
@@ -109,6 +110,8 @@ def _graph_rules(
 
     target = load_target(selection.target) if selection.target else None
     try:
+        if why := obstacle(wire):
+            raise InputError(why)
         outcome.model = build(read())
     except InputError as error:
         known = any(d.severity is Severity.ERROR for d in outcome.diagnostics)

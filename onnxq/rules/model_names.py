@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, repeat
-from operator import ge
 
 from onnxq.diagnostics import Severity
+from onnxq.linting.order import unsorted_scopes
 from onnxq.linting.rule import Finding, wire_rule
-from onnxq.linting.wire import Scope, Wire
+from onnxq.linting.wire import Wire
 from onnxq.wording import plural
 
 
@@ -77,11 +76,12 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
     """A node stands before the node whose value it reads.
 
     What it does:
-        Looks for values that are used before they are defined, in each graph and function.
+        Looks for values that are used before they are defined, in each graph and function. Nodes that need each other's
+        values in a circle are an error.
 
     Why is this bad:
         ONNX wants nodes in topological order. onnxruntime sorts them itself; onnx.checker and other runtimes refuse the
-        model.
+        model. Nothing can sort a circle.
 
     Use instead:
         The order of the computation.
@@ -89,42 +89,20 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
     Fix safety:
         Safe: the order of the nodes is all that changes.
     """
-    behind = _captured(wire)
-    for scope in wire.scopes:
-        reads = (
-            [[*names, *behind.get((scope, i), ())] for i, names in enumerate(scope.reads)] if behind else scope.reads
-        )
-        at = _made_at(scope)
-        positions = [i for i, names in enumerate(reads) for _ in names]
-        makers = map(at.get, chain.from_iterable(reads), repeat(-1))
-        if not any(map(ge, makers, positions)):
-            continue
-        for index, names in enumerate(reads):
-            late = next((name for name in names if at.get(name, -1) >= index), None)
-            if late is not None:
-                maker = at[late]
-                who = f"{scope.ops[maker][1]} '{scope.names[maker]}'" if maker != index else "it"
-                text = f"it reads '{late}', which {who} makes {'itself' if maker == index else 'further down'}"
-                yield Finding(scope.place(index), text, numbers={"position": index, "maker": maker})
-
-
-def _made_at(scope: Scope) -> dict[str, int]:
-    """The position of the first node that makes a name, without those that are there from the start."""
-    last = len(scope.makes) - 1
-    at = {name: last - i for i, names in enumerate(reversed(scope.makes)) for name in names}
-    for name in ("", *scope.inputs, *scope.constants):
-        at.pop(name, None)
-    return at
-
-
-def _captured(wire: Wire) -> dict[tuple[Scope, int], set[str]]:
-    """What the bodies of a node read from the graphs around them."""
-    found: dict[tuple[Scope, int], set[str]] = {}
-    for scope in wire.scopes:
-        if scope.outer is not None:
-            names = wire.wanted[scope].union(scope.outputs) - scope.defined
-            found.setdefault((scope.outer, scope.holder), set()).update(names)
-    return found
+    scopes = [(found, found.circle()) for found in unsorted_scopes(wire)]
+    fixable = not any(circle for _, circle in scopes)
+    for found, circle in scopes:
+        scope, within = found.scope, set(circle)
+        if circle:
+            many = f"{plural(len(circle), 'node')} need each other's values in a circle"
+            text, numbers = many if len(circle) > 1 else "it reads what it makes", {"nodes": len(circle)}
+            yield Finding(scope.place(circle[0]), text, "Break the circle.", numbers, Severity.ERROR, fixable=False)
+        for index, late in found.late:
+            if index not in within:
+                maker = found.made[late]
+                text = f"it reads '{late}', which {scope.ops[maker][1]} '{scope.names[maker]}' makes further down"
+                numbers = {"position": index, "maker": maker}
+                yield Finding(scope.place(index), text, numbers=numbers, fixable=fixable)
 
 
 @wire_rule("OQ007", "undefined-value", "error")
