@@ -12,6 +12,8 @@ from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import onnx_op
 from onnxq.opsets.needed import attribute_since
+from onnxq.states import DEQUANTIZE, is_q
+from onnxq.wording import shape_text
 
 
 @graph_rule("OQ301", "axis-out-of-range", "error", fix="set-axis")
@@ -62,7 +64,7 @@ def scale_length(subject: Subject) -> Iterator[Finding]:
             continue
         along = dims[one.axis]
         if along is not None and along != length:
-            text = f"it has {length} scales, and axis {one.axis} of {_shape(dims)} is {along} long"
+            text = f"it has {length} scales, and axis {one.axis} of {shape_text(dims)} is {along} long"
             numbers = {"scales": length, "axis": one.axis, "length": along}
             yield Finding(one.node, text, numbers=numbers, fixable=dims.count(length) == 1 and None not in dims)
 
@@ -90,18 +92,26 @@ def not_output_channel(subject: Subject) -> Iterator[Finding]:
     for one, length, dims in _several(subject):
         if one.quantizes or one.block_size or not -len(dims) <= one.axis < len(dims) or one.out is None:
             continue
-        if not _constant(one):
+        if one.dtype == ir.DataType.INT32 or not _constant(one):  # a bias has nothing but output channels
             continue
         known = tuple(d if d is not None else -1 for d in dims)
-        for use in readers_behind(one.out, known, one.axis % len(dims)):
+        axis = one.axis % len(dims)
+        for use in readers_behind(one.out, known, axis):
             wanted = _channels(use)
             if wanted not in (None, use.axis):
-                at = f"axis {one.axis}" if use.axis == one.axis % len(dims) else f"axis {one.axis} ({use.axis} there)"
-                reader = f"{use.node.op_type} '{use.node.name}'"
-                text = f"its {length} scales lie along {at}, and {reader} has its output channels on axis {wanted}"
-                yield Finding(
-                    one.node, text, "Quantize the weight anew along that axis.", {"axis": use.axis, "channels": wanted}
+                at = f"axis {one.axis}" if use.axis == axis else f"axis {one.axis} ({use.axis} there)"
+                text = (
+                    f"its {length} scales lie along {at}, and {_reader(use)} has its output channels on axis {wanted}"
                 )
+                yield Finding(one.node, text, "Quantize the weight anew along that axis.", _numbers(use, wanted))
+
+
+def _reader(use: Reader) -> str:
+    return f"{use.node.op_type} '{use.node.name}'"
+
+
+def _numbers(use: Reader, wanted: int | None) -> dict[str, int | None]:
+    return {"axis": use.axis, "channels": wanted}
 
 
 @graph_rule("OQ304", "per-channel-activation", "warning")
@@ -117,9 +127,20 @@ def per_channel_activation(subject: Subject) -> Iterator[Finding]:
     Use instead:
         One scale; where channels differ much, move the difference into the weights first.
     """
-    for one, length, _ in _several(subject, shaped=False):
-        if one.quantizes and isinstance(constant_behind(one.data), str):
+    for one, length in subject.per_axis:
+        if one.quantizes and not one.block_size and one.data is not None and _is_activation(subject, one):
             yield Finding(one.node, f"it quantizes an activation with {length} scales", numbers={"scales": length})
+
+
+def _is_activation(subject: Subject, one: Linear) -> bool:
+    """Whether a QuantizeLinear reads a computed value; a weight may be computed, too, and is told by its readers."""
+    if not isinstance(constant_behind(one.data), str) or one.data is None:
+        return False
+    if one.data.is_graph_input() and one.data.graph is not subject.model.graph:
+        return False  # of a function or a body: the caller knows what it is
+    pairs = [node for node, _ in one.out.uses() if is_q(node, DEQUANTIZE)] if one.out is not None else []
+    readers = [use for pair in pairs for use in pair.outputs[0].uses()]
+    return not readers or any(index == 0 or ops.info(node) is None for node, index in readers)
 
 
 @graph_rule("OQ305", "block-shape", "error")
@@ -137,7 +158,7 @@ def block_shape(subject: Subject) -> Iterator[Finding]:
         A scale of shape ceil(D / block_size) along the axis.
     """
     for one in subject.linears:
-        if not one.block_size and "block_size" not in one.node.attributes:
+        if not one.block_size:
             continue
         scale, dims = subject.dims(one.scale_value), one.dims
         if one.block_size < 0:
@@ -149,10 +170,9 @@ def block_shape(subject: Subject) -> Iterator[Finding]:
             continue
         wanted = [d if d is None or i != one.axis % len(dims) else -(-d // one.block_size) for i, d in enumerate(dims)]
         if len(scale) != len(dims) or any(None not in (w, s) and w != s for w, s in zip(wanted, scale, strict=True)):
-            text = (
-                f"blocks of {one.block_size} along axis {one.axis} of {_shape(dims)} need a scale of {_shape(wanted)}"
-            )
-            yield Finding(one.node, f"{text}, and it has {_shape(scale)}", numbers={"block_size": one.block_size})
+            has, needs = shape_text(scale), shape_text(wanted)
+            text = f"blocks of {one.block_size} along axis {one.axis} of {shape_text(dims)} need a scale of {needs}"
+            yield Finding(one.node, f"{text}, and it has {has}", numbers={"block_size": one.block_size})
 
 
 @graph_rule("OQ306", "attribute-too-new", "error", fix="fit-versions")
@@ -173,10 +193,8 @@ def attribute_too_new(subject: Subject) -> Iterator[Finding]:
         Safe: operators that mean something else at the new opset are rewritten.
     """
     for one in subject.linears:
-        opset = subject.opset(one.node)
-        if one.node.domain or not opset:
-            continue
-        for name in one.node.attributes:
+        opset = subject.opset(one.node) if not one.node.domain else 0
+        for name in one.node.attributes if opset else ():
             since = attribute_since(one.node, name)
             if opset < since:
                 text = f"its attribute '{name}' came with opset {since}, and the model imports {opset}"
@@ -204,19 +222,18 @@ def implicit_axis(subject: Subject) -> Iterator[Finding]:
             yield Finding(one.node, "its axis is left to the default of 1")
 
 
-def _several(subject: Subject, shaped: bool = True) -> Iterator[tuple[Linear, int, tuple[int | None, ...]]]:
-    """Pairs with a known number of scales above one, that number, and the shape of the data (known, if ``shaped``)."""
-    for one in subject.linears:
-        scale = subject.dims(one.scale_value)
-        if scale is None or len(scale) != 1 or scale[0] in (None, 1) or (not shaped and one.block_size):
-            continue
+def _several(subject: Subject) -> Iterator[tuple[Linear, int, tuple[int | None, ...]]]:
+    """Pairs with a row of several scales, how many, and the shape of the data, where it is known."""
+    for one, length in subject.per_axis:
         dims = one.dims
-        if dims is not None or not shaped:
-            yield one, int(scale[0] or 0), dims or ()
+        if dims is not None:
+            yield one, length, dims
 
 
 def _constant(one: Linear) -> bool:
     """Whether a DequantizeLinear reads a constant, or a QuantizeLinear of one."""
+    if one.subject.is_constant(one.data):
+        return True
     producer = one.data.producer() if one.data is not None else None
     before = one.subject.linear_of.get(producer) if producer is not None else None
     return not isinstance(constant_behind(before.data if before is not None else one.data), str)
@@ -229,7 +246,3 @@ def _channels(use: Reader) -> int | None:
 
 def _is_bias(one: Linear) -> bool:
     return one.dtype == ir.DataType.INT32
-
-
-def _shape(dims: tuple[int | None, ...] | list[int | None]) -> str:
-    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"

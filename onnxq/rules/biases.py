@@ -7,16 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.biases.uses import TOLERANCE, BiasUse, bias_uses, operands
-from onnxq.biases.uses import product as layer_product
+from onnxq.biases.uses import TOLERANCE, BiasUse, bias_uses
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
-from onnxq.look import onnx_op
 from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES
-from onnxq.states import QUANTIZE, dtype_name, is_q
-
-_INT32 = 2.0**31 - 1
 
 
 @graph_rule("OQ501", "bias-scale", "error", fix="encode-biases")
@@ -38,14 +33,14 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
         Safe: the bias is encoded anew at the product; its values stay what they are, to half a step.
     """
     for bias, use in _uses(subject):
-        product = use.product(subject.constant)
         scale = bias.scale
-        if product is None or scale is None or use.wide or bias.dtype != ir.DataType.INT32:
+        if bias.dtype != ir.DataType.INT32 or scale is None or use.wide:
             continue
-        if scale.size not in (1, product.size) and product.size != 1:
+        product = use.product(subject.constant)
+        if product is None or (scale.size not in (1, product.size) and product.size != 1):
             continue
-        off = np.abs(scale.astype(np.float64).ravel() - product) / np.abs(product)
-        if (off > TOLERANCE).any():
+        off = np.abs(scale.ravel() / product - 1)
+        if not off.max(initial=0) <= TOLERANCE:  # NaN is none
             at = int(np.argmax(off))
             numbers = {
                 "scale": float(scale.ravel()[at if scale.size > 1 else 0]),
@@ -73,8 +68,8 @@ def bias_zero_point(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: the bias is encoded anew with zero point 0; its values stay what they are.
     """
-    for one in subject.linears:
-        if _int32(one) and one.zero is not None and one.zero.any():
+    for one in subject.dequantizers:
+        if one.dtype == ir.DataType.INT32 and one.zero is not None and one.zero.any():
             worst = int(one.zero.ravel()[int(np.argmax(np.abs(one.zero)))])
             yield Finding(one.node, "its int32 input has a zero point other than 0", numbers={"zero point": worst})
 
@@ -93,15 +88,14 @@ def bias_saturated(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A larger weight scale for that channel, before the weight is quantized (`guard-bias` does it).
     """
-    for one in subject.linears:
-        bias = subject.constant(one.data) if _int32(one) else None
-        if bias is None or not bias.size:
+    for one in subject.stored:
+        bias = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
+        if bias is None or not bias.size or max(int(bias.max()), -int(bias.min())) <= LARGEST:
             continue
         cut = np.abs(bias.astype(np.int64)) > LARGEST
-        if cut.any():
-            at = int(np.argmax(cut))
-            numbers = {"value": int(bias.ravel()[at]), "channel": at, "channels": int(cut.sum())}
-            yield Finding(one.node, "its bias is cut off at the end of int32", numbers=numbers)
+        at = int(np.argmax(cut))
+        numbers = {"value": int(bias.ravel()[at]), "channel": at, "channels": int(cut.sum())}
+        yield Finding(one.node, "its bias is cut off at the end of int32", numbers=numbers)
 
 
 @graph_rule("OQ504", "bias-axis", "error", fix="set-axis")
@@ -121,44 +115,12 @@ def bias_axis(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: rank 1 has only one axis.
     """
-    for one in subject.linears:
-        scale = subject.dims(one.scale_value)
-        if _int32(one) and scale is not None and len(scale) == 1 and scale[0] not in (None, 1):
-            dims = one.dims
-            if dims is not None and not -len(dims) <= one.axis < len(dims):
-                text = (
-                    f"its axis is {one.axis}{'' if one.has_axis else ' by default'}, and its bias has rank {len(dims)}"
-                )
-                yield Finding(one.node, text, numbers={"axis": one.axis, "rank": len(dims)}, fixable=len(dims) == 1)
-
-
-@graph_rule("OQ505", "float-bias-overflow", "error", targets=("ort-cpu",))
-def float_bias_overflow(subject: Subject) -> Iterator[Finding]:
-    """A float bias becomes int32 when onnxruntime loads the model, and does not fit.
-
-    What it does:
-        Computes bias / (input scale * weight scale) for float biases of layers whose input and weight are dequantized
-        and whose output is quantized: those are the ones that onnxruntime turns into integers.
-
-    Why is this bad:
-        What does not fit wraps around: the channel has the opposite sign, without a word.
-
-    Use instead:
-        A larger weight scale for that channel, or an int32 bias with a scale of its own for 16-bit layers.
-    """
-    for node in subject.of("Conv", "Gemm", "ConvTranspose"):
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        value = subject.constant(bias)
-        if bias is None or value is None or value.dtype.kind != "f" or not _quantized_output(node):
-            continue
-        product = layer_product(node, *operands(node), subject.constant)
-        if product is None or product.size not in (1, value.size):
-            continue
-        size = np.abs(value.astype(np.float64).ravel()) / product
-        if (size > _INT32).any():
-            at = int(np.argmax(size))
-            numbers = {"bias": float(value.ravel()[at]), "int32": float(size[at]), "channel": at}
-            yield Finding(node, f"its float bias '{bias.name}' does not fit int32", numbers=numbers)
+    for one, _ in subject.per_axis:
+        dims = one.dims if one.dtype == ir.DataType.INT32 and not one.quantizes else None
+        if dims is not None and not -len(dims) <= one.axis < len(dims):
+            default = "" if one.has_axis else " by default"
+            text = f"its axis is {one.axis}{default}, and its bias has rank {len(dims)}"
+            yield Finding(one.node, text, numbers={"axis": one.axis, "rank": len(dims)}, fixable=len(dims) == 1)
 
 
 @graph_rule("OQ507", "bias-type", "warning")
@@ -176,29 +138,12 @@ def bias_type(subject: Subject) -> Iterator[Finding]:
     """
     for bias, use in _uses(subject):
         spec = QTYPES.get(bias.dtype.name.lower()) if bias.dtype is not None else None
-        small = spec is not None and not spec.is_float and spec.bits < 32
-        if small and onnx_op(use.node, "Conv", "ConvTranspose", "Gemm"):
-            yield Finding(bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {dtype_name(bias.dtype)}")
+        if spec is not None and not spec.is_float and spec.bits < 32:
+            yield Finding(bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {spec.name}")
 
 
 def _uses(subject: Subject) -> Iterator[tuple[Linear, BiasUse]]:
     """Each bias behind a DequantizeLinear, once for each layer that reads it."""
-    for one in subject.linears:
-        if not one.quantizes and one.out is not None and subject.is_constant(one.data):
-            for use in bias_uses(one.node):
-                yield one, use
-
-
-def _quantized_output(node: ir.Node) -> bool:
-    out = node.outputs[0]
-    while True:
-        readers = [reader for reader, _ in out.uses()]
-        if any(is_q(reader, QUANTIZE) for reader in readers):
-            return True
-        if len(readers) != 1 or not onnx_op(readers[0], "Relu", "Clip"):
-            return False
-        out = readers[0].outputs[0]
-
-
-def _int32(one: Linear) -> bool:
-    return not one.quantizes and one.dtype == ir.DataType.INT32
+    for one in subject.stored:
+        for use in bias_uses(one.node) if one.out is not None else ():
+            yield one, use

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnxq.diagnostics import Severity
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import Array
-from onnxq.numerics.spec import QTYPES
 from onnxq.pairs import dtype_of
 from onnxq.states import DEQUANTIZE, dtype_name, is_q
 
@@ -30,33 +30,57 @@ def pair_parameters_differ(subject: Subject) -> Iterator[Finding]:
         `QuantizeLinear(scale=0.02, zero_point=128) -> DequantizeLinear(scale=0.03, zero_point=128)`
 
     Use instead:
-        The scale and zero point of the QuantizeLinear, best as the same initializers.
+        The scale and zero point of the QuantizeLinear, best as the same initializers. Scales that differ in the last
+        digits alone are a warning: the numbers are right, and kernels on integers want them equal.
 
     Fix safety:
         Safe: the DequantizeLinear takes the parameters of its QuantizeLinear.
     """
     for writer, reader in _pairs(subject):
-        for what, numbers in _differences(writer, reader):
-            text = (
-                f"its {what} differs from that of '{writer.node.name}' ({writer.node.op_type}), which made its integers"
-            )
-            yield Finding(reader.node, text, numbers=numbers)
+        for what, numbers, severity in _differences(writer, reader):
+            text = f"its {what} differs from that of {_name(writer)}, which made its integers"
+            yield Finding(reader.node, text, numbers=numbers, severity=severity)
 
 
-def _differences(writer: Linear, reader: Linear) -> Iterator[tuple[str, dict[str, object]]]:
-    rows = (("scale", writer.scale, reader.scale), ("zero point", _zero(writer), _zero(reader)))
-    for what, one, other in rows:
-        if one is None or other is None or _same(one.ravel(), other.ravel()):
-            continue
-        at = int(np.argmax(one.ravel() != other.ravel())) if one.size == other.size else 0
-        numbers: dict[str, object] = {"quantize": one.ravel()[at].item(), "dequantize": other.ravel()[at].item()}
-        yield what, {**numbers, "channel": at} if one.size > 1 else numbers
-    several = any(p.scale is not None and p.scale.size > 1 for p in (writer, reader))
-    rank = len(writer.dims) if writer.dims is not None else 0
-    if several and writer.axis != reader.axis and (not rank or writer.axis % rank != reader.axis % rank):
-        yield "axis", {"quantize": writer.axis, "dequantize": reader.axis}
+def _differences(writer: Linear, reader: Linear) -> Iterator[tuple[str, dict[str, object], Severity | None]]:
+    """What differs, the numbers, and the severity where it is not the rule's own."""
+    if writer.scale_value is not reader.scale_value:
+        yield from _compared("scale", writer.scale, reader.scale)
+    if writer.zero_value is not reader.zero_value:
+        yield from _compared("zero point", _zero(writer), _zero(reader))
+    if writer.axis != reader.axis and any(p.scale is not None and p.scale.size > 1 for p in (writer, reader)):
+        rank = len(writer.dims) if writer.dims is not None else 0
+        if not rank or writer.axis % rank != reader.axis % rank:
+            yield "axis", {"quantize": writer.axis, "dequantize": reader.axis}, None
     if writer.block_size != reader.block_size:
-        yield "block size", {"quantize": writer.block_size, "dequantize": reader.block_size}
+        yield "block size", {"quantize": writer.block_size, "dequantize": reader.block_size}, None
+
+
+def _compared(
+    what: str, one: Array | None, other: Array | None
+) -> Iterator[tuple[str, dict[str, object], Severity | None]]:
+    if one is None or other is None or not one.size or not other.size:
+        return
+    one, other = one.ravel(), other.ravel()
+    if one.size != other.size and 1 not in (one.size, other.size):
+        yield f"number of {what}s", {"quantize": one.size, "dequantize": other.size}, None
+        return
+    kind = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)  # a float16 scale of a float32 one
+    wrong = one.astype(kind) != other.astype(kind)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        numbers: dict[str, object] = {"quantize": _at(one, at), "dequantize": _at(other, at)}
+        close = np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=_LAST_DIGITS, atol=0)
+        yield what, {**numbers, "channel": at} if wrong.size > 1 else numbers, Severity.WARNING if close else None
+
+
+def _at(row: Array, index: int) -> object:
+    """An entry of a row; a single one stands for all."""
+    return row[index if row.size > 1 else 0].item()
+
+
+_LAST_DIGITS = 1e-5
+"""Relative difference of scales that changes no result by a step."""
 
 
 @graph_rule("OQ102", "pair-types-differ", "error", fix="repair-pairs")
@@ -96,8 +120,8 @@ def q_without_dq(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A DequantizeLinear that the readers of the value read.
     """
-    for one in subject.linears:
-        if one.quantizes and one.out is not None and not one.out.uses() and not one.out.is_graph_output():
+    for one in subject.quantizers:
+        if one.out is not None and not one.out.uses() and not one.out.is_graph_output():
             past = [use.name or use.op_type for use, _ in (one.data.uses() if one.data else ()) if use is not one.node]
             text = "nothing reads its integers"
             if past:
@@ -124,8 +148,8 @@ def q_read_by_several_dqs(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: each reader gets a pair of its own, with the same scale and zero point.
     """
-    for one in subject.linears:
-        readers = [r for r, _ in one.out.uses() if is_q(r, DEQUANTIZE)] if one.quantizes and one.out is not None else []
+    for one in subject.quantizers:
+        readers = [r for r, _ in one.out.uses() if is_q(r, DEQUANTIZE)] if one.out is not None else []
         if len(readers) > 1:
             yield Finding(one.node, f"{len(readers)} DequantizeLinear read it", numbers={"readers": len(readers)})
 
@@ -135,8 +159,8 @@ def double_pair(subject: Subject) -> Iterator[Finding]:
     """A value is quantized twice in a row, at different ranges.
 
     What it does:
-        Looks for a QuantizeLinear that reads a DequantizeLinear of an activation, of the same type, with another scale
-        or zero point.
+        Looks for QuantizeLinear -> DequantizeLinear -> QuantizeLinear of an activation, of the same type, with another
+        scale or zero point.
 
     Why is this bad:
         onnxruntime's default session takes one of the two pairs out, so that values differ by up to a step from what
@@ -145,14 +169,12 @@ def double_pair(subject: Subject) -> Iterator[Finding]:
     Use instead:
         One pair.
     """
-    for one in subject.linears:
-        producer = one.data.producer() if one.data is not None else None
-        before = subject.linear_of.get(producer) if producer is not None else None
-        if before is None or before.quantizes or not one.quantizes or subject.is_constant(before.data):
+    for one in subject.quantizers:
+        before = _maker(subject, one)
+        first = _maker(subject, before) if before is not None and not before.quantizes else None
+        if before is None or first is None or not first.quantizes or subject.is_constant(first.data):
             continue
-        if before.dtype is None or one.dtype is None or before.scale is None or one.scale is None:
-            continue
-        if QTYPES.get(before.dtype.name.lower()) is None or before.dtype != one.dtype:
+        if before.dtype != one.dtype or one.dtype is None or before.scale is None or one.scale is None:
             continue  # a bridge to another type is meant
         if list(_differences(one, before)):
             numbers = {"scale before": float(before.scale.flat[0]), "scale": float(one.scale.flat[0])}
@@ -173,14 +195,9 @@ def quantized_output(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A DequantizeLinear behind it; or say in the documentation of the model what the integers mean.
     """
-    for one in subject.linears:
-        if one.quantizes and one.out is not None and one.out.is_graph_output():
+    for one in subject.quantizers:
+        if one.out is not None and one.out.is_graph_output():
             yield Finding(one.node, f"its integers '{one.out.name}' are an output of the graph")
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Whether two rows of parameters are equal; a single one stands for as many as the other has."""
-    return bool((one == other).all()) if 1 in (one.size, other.size) else np.array_equal(one, other)
 
 
 def _zero(one: Linear) -> Array | None:
@@ -188,11 +205,16 @@ def _zero(one: Linear) -> Array | None:
     return np.zeros(1, np.int64) if one.zero_value is None else one.zero
 
 
+def _maker(subject: Subject, one: Linear) -> Linear | None:
+    """The pair node that makes what one reads."""
+    producer = one.data.producer() if one.data is not None else None
+    return subject.linear_of.get(producer) if producer is not None else None
+
+
 def _pairs(subject: Subject) -> Iterator[tuple[Linear, Linear]]:
     """Each DequantizeLinear behind a QuantizeLinear, with it."""
-    for reader in subject.linears:
-        producer = reader.data.producer() if reader.data is not None and not reader.quantizes else None
-        writer = subject.linear_of.get(producer) if producer is not None else None
+    for reader in subject.dequantizers:
+        writer = _maker(subject, reader)
         if writer is not None and writer.quantizes:
             yield writer, reader
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject
+from onnxq.look import constant_tensor
 from onnxq.numerics.spec import QTYPES
-from onnxq.pairs import dtype_of
-from onnxq.states import dtype_name
+from onnxq.states import QUANTIZE, dtype_name, is_q
+from onnxq.wording import shape_text
 
 
 @graph_rule("OQ204", "scale-type", "error")
@@ -29,21 +31,27 @@ def scale_type(subject: Subject) -> Iterator[Finding]:
         A scale of the type of the data.
     """
     for one in subject.linears:
-        kind = dtype_of(one.scale_value)
+        kind = subject.dtype(one.scale_value)
         if kind is None or one.node.domain:
             continue
         opset = subject.opset(one.node)
-        floats = {ir.DataType.FLOAT} if opset < 19 else _FLOATS
-        if opset >= 24:
-            floats = floats | {ir.DataType.FLOAT8E8M0}
-        data = dtype_of(one.data) if one.quantizes else None
-        if kind not in floats:
+        data = subject.dtype(one.data) if one.quantizes else None
+        if kind not in _scale_types(opset, one.quantizes):
             yield Finding(one.node, f"its scale is {dtype_name(kind)}, which opset {opset} does not take")
         elif data is not None and 19 <= opset < 23 and data != kind and data != ir.DataType.INT32:
             text = f"its scale is {dtype_name(kind)} and its input {dtype_name(data)}; up to opset 22 they are the same"
             yield Finding(one.node, text, numbers={"opset": opset})
         elif data in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and opset < 19:
             yield Finding(one.node, f"its input is {dtype_name(data)}, and opset {opset} takes float32 alone")
+
+
+@cache
+def _scale_types(opset: int, quantizes: bool) -> frozenset[ir.DataType]:
+    """Types of a scale (operator texts)."""
+    types = {ir.DataType.FLOAT}
+    types |= {ir.DataType.FLOAT16, ir.DataType.BFLOAT16} if opset >= 19 else set()
+    types |= {ir.DataType.INT32} if opset >= 23 and quantizes else set()
+    return frozenset(types | ({ir.DataType.FLOAT8E8M0} if opset >= 24 else set()))
 
 
 @graph_rule("OQ205", "parameter-shape", "error")
@@ -62,14 +70,21 @@ def parameter_shape(subject: Subject) -> Iterator[Finding]:
     """
     for one in subject.linears:
         scale = subject.dims(one.scale_value)
-        zero = subject.dims(one.zero_value)
         if scale is None:
             continue
-        if zero is not None and zero != scale and not (_size(zero) == _size(scale) == 1):
-            text = f"its zero point has shape {list(zero)} and its scale {list(scale)}"
+        zero = subject.dims(one.zero_value)
+        if zero is not None and zero != scale and not _alike(zero, scale):
+            text = f"its zero point has shape {shape_text(zero)} and its scale {shape_text(scale)}"
             yield Finding(one.node, text)
-        elif len(scale) > 1 and not one.block_size and _size(scale) != 1:
-            yield Finding(one.node, f"its scale has shape {list(scale)}, and there is no block_size")
+        elif len(scale) > 1 and not one.block_size and any(d != 1 for d in scale):
+            yield Finding(one.node, f"its scale has shape {shape_text(scale)}, and there is no block_size")
+
+
+def _alike(zero: tuple[int | None, ...], scale: tuple[int | None, ...]) -> bool:
+    """Whether shapes are equal as far as known, or both of one element."""
+    if len(zero) == len(scale):
+        return all(None in (a, b) or a == b for a, b in zip(zero, scale, strict=True))
+    return all(d == 1 for d in (*zero, *scale))
 
 
 @graph_rule("OQ206", "zero-point-type", "error")
@@ -87,14 +102,16 @@ def zero_point_type(subject: Subject) -> Iterator[Finding]:
         A zero point of the type of the integers.
     """
     for one in subject.linears:
-        zero = dtype_of(one.zero_value)
+        zero = subject.dtype(one.zero_value)
         if zero is None:
             continue
         if one.quantizes:
             asked = one.node.attributes.get("output_dtype")
-            other = ir.DataType(asked.as_int()) if asked is not None and asked.as_int() else None
+            number = asked.as_int() if asked is not None and not asked.is_ref() else 0
+            other = ir.DataType(number) if number in _KNOWN else None
         else:
-            other = dtype_of(one.data)
+            maker = one.data.producer() if one.data is not None else None
+            other = subject.dtype(one.data) if not is_q(maker, QUANTIZE) else None  # that is OQ102
         if other is not None and other != zero:
             text = f"its zero point is {dtype_name(zero)} and its integers are {dtype_name(other)}"
             yield Finding(one.node, text)
@@ -109,14 +126,16 @@ def mixed_zero_points(subject: Subject) -> Iterator[Finding]:
 
     Why is this bad:
         ONNX allows it; most integer kernels take one zero point for the whole weight, and refuse or ignore the others.
-        For 4-bit blocks it is usual and not reported.
+        For weights of 2 and 4 bits, and in blocks, it is usual and not reported.
 
     Use instead:
         Symmetric weights, or one zero point.
     """
-    for one in subject.linears:
+    for one, _ in subject.per_axis:
         zero = one.zero
-        if zero is not None and zero.size > 1 and not one.block_size and (zero != zero.flat[0]).any():
+        if zero is None or zero.size < 2 or one.block_size or one.dtype not in _EIGHT_AND_MORE:
+            continue
+        if (zero != zero.flat[0]).any():
             numbers = {"channels": int(zero.size), "least": int(zero.min()), "greatest": int(zero.max())}
             yield Finding(one.node, "its zero points differ from channel to channel", numbers=numbers)
 
@@ -134,14 +153,12 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
     Use instead:
         Symmetric weights, or an unsigned type.
     """
-    for one in subject.linears:
-        if one.quantizes or one.zero is None or one.block_size or one.dtype not in _SIGNED:
-            continue
-        if subject.is_constant(one.data) and one.zero.any():
-            numbers = {"zero point": int(one.zero.flat[int(np.argmax(one.zero != 0))])}
-            yield Finding(
-                one.node, f"its {dtype_name(one.dtype)} weight has a zero point other than 0", numbers=numbers
-            )
+    for one in subject.stored:
+        zero = one.zero if one.dtype in _SIGNED and not one.block_size else None
+        if zero is not None and zero.any():
+            numbers = {"zero point": int(zero.flat[int(np.argmax(zero != 0))])}
+            text = f"its {dtype_name(one.dtype)} weight has a zero point other than 0"
+            yield Finding(one.node, text, numbers=numbers)
 
 
 @graph_rule("OQ211", "zero-point-out-of-range", "error")
@@ -157,15 +174,18 @@ def zero_point_out_of_range(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A zero point within the range of its type.
     """
+    told = set[ir.Value]()
     for one in subject.linears:
-        record = getattr(one.zero_value.const_value, "record", None) if one.zero_value is not None else None
-        kind = dtype_of(one.zero_value)
-        spec = QTYPES.get(kind.name.lower()) if kind is not None else None
-        if record is None or spec is None or spec.bits < 8 or not record.int32_data:
+        tensor = constant_tensor(one.zero_value)
+        if one.zero_value is None or one.zero_value in told or tensor is None:
             continue
-        worst = max(record.int32_data, key=abs)
+        told.add(one.zero_value)
+        record, spec = getattr(tensor, "record", None), QTYPES.get(tensor.dtype.name.lower())
+        if record is None or spec is None or spec.bits < 8 or spec.is_float or not record.int32_data:
+            continue
+        worst = max(record.int32_data, key=lambda number: max(spec.qmin - number, number - spec.qmax))
         if not spec.qmin <= worst <= spec.qmax:
-            text = f"its zero point '{record.name}' is stored as {worst}, outside {dtype_name(kind)}"
+            text = f"its zero point '{one.zero_value.name}' is stored as {worst}, outside {dtype_name(tensor.dtype)}"
             yield Finding(one.node, text, numbers={"stored": worst, "least": spec.qmin, "greatest": spec.qmax})
 
 
@@ -185,21 +205,14 @@ def overridable_parameter(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Unsafe: where the input has a default, it can no longer be overridden; one without stays.
     """
-    for one in subject.linears:
+    inputs = set(subject.model.graph.inputs)
+    for one in subject.linears if inputs else ():
         for what, value in (("scale", one.scale_value), ("zero point", one.zero_value)):
-            if value is not None and value.is_graph_input():
+            if value in inputs and value is not None:
                 has = value.const_value is not None
                 yield Finding(one.node, f"its {what} '{value.name}' is an input of the graph", fixable=has)
 
 
-_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-_SIGNED = {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT4, ir.DataType.INT2}
-
-
-def _size(shape: tuple[int | None, ...]) -> int | None:
-    size = 1
-    for dim in shape:
-        if dim is None:
-            return None
-        size *= dim
-    return size
+_SIGNED = frozenset({ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT4, ir.DataType.INT2})
+_EIGHT_AND_MORE = frozenset(ir.DataType[name] for name in ("INT8", "UINT8", "INT16", "UINT16"))
+_KNOWN = frozenset(dtype.value for dtype in ir.DataType if dtype != ir.DataType.UNDEFINED)
