@@ -67,20 +67,24 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
         Fewer terms in one sum, weights of fewer bits, or a larger weight scale for channels with a large bias
         (`guard-bias` does it).
     """
-    largest: dict[ir.Node, int] = {}
+    largest: dict[ir.Node, tuple[int, ir.Node]] = {}
     for one in subject.stored:
         value = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
         if value is not None and value.size:
             size = max(int(value.max()), -int(value.min()))
-            largest.update({use.node: max(size, largest.get(use.node, 0)) for use in bias_uses(one.node)})
+            for use in bias_uses(one.node):
+                largest[use.node] = max(
+                    (size, one.node), largest.get(use.node, (0, one.node)), key=lambda pair: pair[0]
+                )
     for node in subject.of("Conv", "Gemm", "ConvTranspose", "MatMul"):
         found = _largest_products(subject, node)
-        bias = largest.get(node, 0)
+        bias, dq = largest.get(node, (0, node))
         if found is not None and found[0] + bias > _INT32:
             products, terms = found
             numbers = {"terms": terms, "products": products, "bias": bias, "int32": _INT32}
-            text = f"{terms} products and the bias may add up to {products + bias:.3g}, beyond int32"
-            yield Finding(node, text, numbers=numbers)
+            at, whose = (dq, f" of '{node.name}'") if products <= _INT32 else (node, "")
+            text = f"{terms} products{whose} and the bias may add up to {products + bias:.3g}, beyond int32"
+            yield Finding(at, text, numbers=numbers)
 
 
 def _largest_products(subject: Subject, node: ir.Node) -> tuple[int, int] | None:

@@ -128,16 +128,14 @@ def per_channel_activation(subject: Subject) -> Iterator[Finding]:
         One scale; where channels differ much, move the difference into the weights first.
     """
     for one, length in subject.per_axis:
-        if one.quantizes and not one.block_size and one.data is not None and _is_activation(subject, one):
+        if one.quantizes and not one.block_size and one.data is not None and _is_activation(one):
             yield Finding(one.node, f"it quantizes an activation with {length} scales", numbers={"scales": length})
 
 
-def _is_activation(subject: Subject, one: Linear) -> bool:
+def _is_activation(one: Linear) -> bool:
     """Whether a QuantizeLinear reads a computed value; a weight may be computed, too, and is told by its readers."""
     if not isinstance(constant_behind(one.data), str) or one.data is None:
         return False
-    if one.data.is_graph_input() and one.data.graph is not subject.model.graph:
-        return False  # of a function or a body: the caller knows what it is
     pairs = [node for node, _ in one.out.uses() if is_q(node, DEQUANTIZE)] if one.out is not None else []
     readers = [use for pair in pairs for use in pair.outputs[0].uses()]
     return not readers or any(index == 0 or ops.info(node) is None for node, index in readers)

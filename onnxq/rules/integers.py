@@ -15,36 +15,17 @@ from onnxq.qoperators.layouts import LAYOUTS
 from onnxq.states import DEQUANTIZE, QUANTIZE, is_q
 
 # Ops that hand integers on, compare them or choose among them, without computing with them.
-_MOVES = frozenset(
-    """
-    ArgMax ArgMin BitShift Bitcast Cast CastLike Clip Compress Concat DepthToSpace Equal Expand Flatten Gather
-    GatherElements GatherND Greater GreaterOrEqual Identity If Less LessOrEqual Loop Max MaxPool Min NonZero Pad
-    ReduceMax ReduceMin Reshape Resize ReverseSequence Scan Scatter ScatterElements ScatterND Shape Size Slice
-    SpaceToDepth Split Squeeze Tile TopK Transpose Trilu Unique Unsqueeze Where
-    """.split()  # noqa: SIM905
-)
+_MOVES = frozenset({"ArgMax", "ArgMin", "BitShift", "Bitcast", "Cast", "CastLike", "Clip", "Compress", "Concat",
+                    "DepthToSpace", "Equal", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Greater",
+                    "GreaterOrEqual", "Identity", "If", "Less", "LessOrEqual", "Loop", "Max", "MaxPool", "Min",
+                    "NonZero", "Pad", "ReduceMax", "ReduceMin", "Reshape", "Resize", "ReverseSequence", "Scan",
+                    "Scatter", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split",
+                    "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"})  # fmt: skip
 _INTEGER_OPS = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
 _KNOWN = _MOVES | _INTEGER_OPS | {DEQUANTIZE, QUANTIZE}
 # Those behind which scale and zero point are what they were.
-_HAND_ON = (
-    "Clip",
-    "DepthToSpace",
-    "Expand",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "MaxPool",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-)
+_HAND_ON = ("Clip", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
+            "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")  # fmt: skip
 
 
 @graph_rule("OQ105", "integers-read-otherwise", "error")

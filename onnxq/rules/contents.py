@@ -1,0 +1,186 @@
+"""OQ209, OQ210, OQ212: what the integers of weights say. Each weight is read once a rule, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxq import ops
+from onnxq.diagnostics import Severity
+from onnxq.errors import OnnxqError
+from onnxq.linting.rule import Finding, graph_rule
+from onnxq.linting.subject import Linear, Subject
+from onnxq.look import Array, constant_tensor
+from onnxq.numerics.spec import QTYPES, QType
+from onnxq.wording import plural
+
+_SAMPLE = 1 << 16
+"""Values that tell how a weight is distributed."""
+
+_LEAST = 32
+"""Fewer values tell nothing."""
+
+
+@graph_rule("OQ209", "dead-channel", "warning", weights=True)
+def dead_channel(subject: Subject) -> Iterator[Finding]:
+    """All weights of an output channel are zero.
+
+    What it does:
+        Reads integer weights, and looks for channels in which every integer is the zero point.
+
+    Why is this bad:
+        The channel gives out its bias and nothing else. With one scale for the whole weight it is what is left of a
+        channel with small values (a warning); with a scale for each channel it was zero before (an info), and costs
+        time for nothing.
+
+    Use instead:
+        A scale for each channel; leave channels out that are zero in the float model.
+    """
+    for one, kind in _weights(subject):
+        axis = _channel_axis(one)
+        array = _read(one) if axis is not None else None
+        if array is None or axis is None or array.shape[axis] < 2:
+            continue
+        extent = _extent(one, array, axis)
+        dead = (extent.low == extent.zero) & (extent.high == extent.zero)
+        if dead.any():
+            several = one.scale is not None and one.scale.size > 1
+            text = (
+                f"{plural(int(dead.sum()), 'channel')} of {dead.size} of its {kind.name} weight hold nothing but zeros"
+            )
+            numbers = {"channel": int(np.argmax(dead)), "dead": int(dead.sum()), "channels": int(dead.size)}
+            yield Finding(one.node, text, numbers=numbers, severity=Severity.INFO if several else None)
+
+
+@graph_rule("OQ210", "unsigned-weight-signed-content", "warning", weights=True)
+def unsigned_weight_signed_content(subject: Subject) -> Iterator[Finding]:
+    """An unsigned weight holds what look like the bytes of signed integers.
+
+    What it does:
+        Reads 8-bit unsigned weights without a zero point or with 0, and looks for those whose values lie at both ends
+        of the range with little between: -3 as a byte is 253.
+
+    Why is this bad:
+        Small negative weights come out as the largest ones. It happens where the type of a tensor is changed without
+        its values.
+
+    Use instead:
+        The signed type and zero point 0, or values moved by 128 and zero point 128.
+    """
+    for one, kind in _weights(subject):
+        unmoved = one.zero_value is None or (one.zero is not None and not one.zero.any())
+        array = _read(one) if kind.name == "uint8" and unmoved else None
+        if array is None or array.size < _LEAST:
+            continue
+        flat = array.reshape(-1)
+        sample = flat[:: max(1, flat.size // _SAMPLE)]
+        counts = np.bincount(sample >> 5, minlength=8)
+        # The bytes of a bell around 0 lie at both ends and thin out towards the middle.
+        hollow = 2 * max(counts[3], counts[4]) < min(counts[0], counts[7])
+        ends, middle = min(counts[:2].sum(), counts[6:].sum()), counts[2:6].sum()
+        if hollow and 5 * ends > 4 * middle and len(np.unique(sample)) > _FEW:
+            numbers = {"to 63": int(counts[:2].sum()), "between": int(middle), "from 192": int(counts[6:].sum())}
+            yield Finding(one.node, "its uint8 weight looks like the bytes of signed integers", numbers=numbers)
+
+
+@graph_rule("OQ212", "unused-range", "warning", weights=True)
+def unused_range(subject: Subject) -> Iterator[Finding]:
+    """Weights use less than a quarter of the range of their integers.
+
+    What it does:
+        Reads integer weights of 8 and more bits, and compares the largest distance from the zero point with what the
+        type holds: in each channel where each has a scale, else in the whole weight. Channels of zeros are OQ209, and
+        weights that fit 4 bits are OQ402.
+
+    Why is this bad:
+        Two bits are lost: the scale is four times what it needs to be, and so is the error of rounding. It is what a
+        scale for the whole weight leaves, clipping ranges that were taken from elsewhere, or a scale that was raised so
+        that the bias fits int32.
+
+    Use instead:
+        Scales from the largest weight of each channel.
+    """
+    for one, kind in _weights(subject):
+        if kind.bits < 8:
+            continue
+        array = _read(one)
+        if array is None or array.size < _LEAST:
+            continue
+        scale = one.scale
+        several = scale is not None and scale.ndim == 1 and scale.size > 1 and not one.block_size
+        axis = one.axis if several and -array.ndim <= one.axis < array.ndim else None
+        extent = _extent(one, array, axis)
+        used = np.maximum(extent.high - extent.zero, extent.zero - extent.low)
+        room = np.maximum(kind.qmax - extent.zero, extent.zero - kind.qmin)
+        few = (used > 0) & (4 * used < room)
+        if few.any() and not _fits_four_bits(extent, kind):
+            at = int(np.argmax(few))
+            where = f"{plural(int(few.sum()), 'channel')} of {few.size} of its" if axis is not None else "its"
+            numbers = {"largest": int(used.ravel()[at]), "room": int(room.ravel()[at] if room.size > 1 else room.max())}
+            more = {"channel": at, "channels": int(few.sum())} if axis is not None else {}
+            text = (
+                f"{where} {kind.name} weight {'use' if axis is not None else 'uses'} less than a quarter of the range"
+            )
+            yield Finding(one.node, text, numbers={**numbers, **more})
+
+
+_FEW = 4
+"""Weights of so few different values are binary, ternary or nearly so, whatever their bytes."""
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Smallest and largest integer, and zero point, each one or one a channel, int64."""
+
+    low: Array
+    high: Array
+    zero: Array
+
+
+def _extent(one: Linear, array: Array, axis: int | None) -> _Extent:
+    others = tuple(i for i in range(array.ndim) if axis is None or i != axis % array.ndim)
+    low, high = (np.asarray(found, np.int64) for found in (array.min(axis=others), array.max(axis=others)))
+    zero = one.zero if one.zero is not None else np.zeros(1, np.int64)
+    fits = zero.size in (1, low.size) and (zero.ndim < 2)
+    return _Extent(low, high, zero.reshape(-1) if fits and low.ndim else np.asarray(zero.ravel()[0]))
+
+
+def _fits_four_bits(extent: _Extent, kind: QType) -> bool:
+    least, most = (-8, 7) if kind.signed else (0, 15)
+    return kind.bits == 8 and least <= int(extent.low.min()) and int(extent.high.max()) <= most
+
+
+def _weights(subject: Subject) -> Iterator[tuple[Linear, QType]]:
+    """Each DequantizeLinear of a stored weight: integers that are no bias, of rank 2 and more."""
+    for one in subject.stored:
+        kind, dims = QTYPES.get(one.dtype.name.lower()) if one.dtype is not None else None, one.dims
+        if kind is not None and not kind.is_float and kind.bits < 32 and dims is not None and len(dims) > 1:
+            yield one, kind
+
+
+def _channel_axis(one: Linear) -> int | None:
+    """The output-channel axis where the first layer reads the weight; None where none does, or it is a table."""
+    for node, index in one.out.uses() if one.out is not None else ():
+        if (node.domain, node.op_type) != ("", "Gather"):
+            axis = ops.channel_axis(node, index, len(one.dims or ()))
+            if axis is not None:
+                return axis
+    return None
+
+
+def _read(one: Linear) -> Array | None:
+    """The integers, 2- and 4-bit ones as int8; None for none at all, and where a wire rule says why they cannot be."""
+    tensor = constant_tensor(one.data)
+    try:
+        array = tensor.numpy() if tensor is not None and tensor.size else None
+    except (OnnxqError, ValueError):
+        return None
+    small = array is not None and array.dtype.kind == "V"
+    return array.astype(np.uint8 if _unsigned(tensor) else np.int8) if small and array is not None else array
+
+
+def _unsigned(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and tensor.dtype in (ir.DataType.UINT4, ir.DataType.UINT2)
