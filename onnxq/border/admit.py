@@ -66,6 +66,7 @@ class Admission:
                 f"IR version {model.ir_version} is newer than onnx {onnx.__version__} knows ({onnx.IR_VERSION}):"
                 " upgrade onnx, or export with an older version"
             )
+        _texts((model.producer_name, model.producer_version, model.domain, model.doc_string), "the model")
         self._opsets(model.opset_import, "the model")
         self._metadata(model, "the model")
         if model.configuration and model.ir_version < _CONFIGURATION_IR:
@@ -95,6 +96,7 @@ class Admission:
     def _graph(self, graph: GraphProto, path: str) -> None:
         where = f"graph '{path}{graph.name}'"
         self.graphs.append(graph)
+        _texts((graph.name, graph.doc_string), where)
         self._metadata(graph, where)
         inputs, tensors = [v.name for v in graph.input], [t.name for t in graph.initializer]
         tensors += [s.values.name for s in graph.sparse_initializer]
@@ -120,7 +122,8 @@ class Admission:
 
     def _nodes(self, nodes: Iterable[NodeProto], defined: set[str], where: str, path: str) -> None:
         for index, node in enumerate(nodes):
-            _texts((node.name, node.op_type, node.domain, node.overload, *node.input, *node.output), where)
+            own = (node.name, node.op_type, node.domain, node.overload, node.doc_string)
+            _texts((*own, *node.input, *node.output), where)
             for name in node.output:
                 if name and name in defined:
                     raise InputError(
@@ -144,6 +147,7 @@ class Admission:
 
     def _attribute(self, attribute: AttributeProto, where: str, path: str) -> None:
         kind = attribute.type
+        _texts((attribute.ref_attr_name, attribute.doc_string), where)
         field = "ref_attr_name" if attribute.ref_attr_name else _VALUE_FIELDS.get(kind)
         if field is None:
             known = AttributeProto.AttributeType.items()
@@ -181,6 +185,10 @@ class Admission:
             raise InputError(f"{where}: tensor '{tensor.name}' has no element type, or a negative dimension")
         if tensor.data_location == TensorProto.EXTERNAL:
             self.external.append(tensor)
+            _texts(
+                (text for e in tensor.external_data for text in (e.key, e.value)), f"{where}: tensor '{tensor.name}'"
+            )
+        _texts((tensor.name, tensor.doc_string), where)
         if tensor.metadata_props:
             self._metadata(tensor, f"{where}: tensor '{tensor.name}'")
         if tensor.data_type == TensorProto.STRING:
@@ -198,6 +206,7 @@ class Admission:
                 raise UnsupportedError(f"{where} has external data or strings")
 
     def _value(self, value: onnx.ValueInfoProto, where: str) -> None:
+        _texts((value.name, value.doc_string, value.type.denotation), where)
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type" and value.type.tensor_type.elem_type in _ELEMENT_TYPES:
             if not value.type.tensor_type.HasField("elem_type"):
@@ -226,7 +235,7 @@ class Admission:
 
     def _function(self, function: FunctionProto) -> None:
         where = f"function '{function.domain}::{function.name}'"
-        _texts((function.domain, function.name, function.overload), where)
+        _texts((function.domain, function.name, function.overload, function.doc_string), where)
         self._opsets(function.opset_import, where)
         self._metadata(function, where)
         if function.value_info and self.model.ir_version < _FUNCTION_VALUE_INFO_IR:

@@ -62,6 +62,8 @@ class Folder:
         return FileSpan(file, offset, length)
 
     def _path(self, location: str, tensor: TensorProto) -> Path:
+        if not isinstance(location, str):  # protobuf hands out what is not UTF-8 as bytes
+            raise InputError(f"tensor '{tensor.name}' has external data at {location!r}, which is not text")
         windows = PureWindowsPath(location)
         outside = windows.drive or windows.root or ".." in windows.parts or PurePosixPath(location).is_absolute()
         if not location or "\0" in location:
@@ -102,6 +104,6 @@ def _bytes_of(tensor: TensorProto) -> int:
 
 
 def _number(text: str, what: str, tensor: TensorProto) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
+    if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20):
         raise InputError(f"tensor '{tensor.name}': the {what} of its external data is {text!r}, which is no number")
     return int(text)

@@ -12,6 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnxq.border.tensors import DATA_FIELDS
 from onnxq.border.unknown import refuse_unknown_fields
 from onnxq.border.wire import mark
+from onnxq.errors import UnsupportedError
 
 _HEAVY = (AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
@@ -25,7 +26,7 @@ def shell_of(message: ModelProto, tag: bytes, threshold: int) -> tuple[ModelProt
         The copy, and the tensors left behind, by mark index.
 
     Raises:
-        UnsupportedError: The message has fields that the installed onnx does not know.
+        UnsupportedError: The message has fields that the installed onnx does not know, or text that is not UTF-8.
     """
     shell, copier = ModelProto(), _Copier(tag, threshold)
     copier.fields(message, shell, "graph", "functions")
@@ -47,7 +48,8 @@ class _Copier:
 
     def fields(self, message: Message, out: Message, *but: str) -> None:
         """Copy all fields except those named."""
-        refuse_unknown_fields(message, getattr(message, "name", "") or "the model", deep=False)
+        where = getattr(message, "name", "") or "the model"
+        refuse_unknown_fields(message, where, deep=False)
         for field in message.DESCRIPTOR.fields:
             if field.name in but:
                 continue
@@ -55,10 +57,14 @@ class _Copier:
             if isinstance(value, Message):
                 if message.HasField(field.name):
                     getattr(out, field.name).CopyFrom(value)
-            elif hasattr(value, "MergeFrom"):
-                getattr(out, field.name).MergeFrom(value)
-            elif message.HasField(field.name):
-                setattr(out, field.name, value)
+                continue
+            try:
+                if hasattr(value, "MergeFrom"):
+                    getattr(out, field.name).MergeFrom(value)
+                elif message.HasField(field.name):
+                    setattr(out, field.name, value)
+            except UnicodeDecodeError:  # such text can be read from a message, but not be put into one
+                raise UnsupportedError(f"{where}: a name or text that is not UTF-8") from None
 
     def graph(self, graph: GraphProto, out: GraphProto) -> None:
         self.fields(graph, out, "node", "initializer")

@@ -5,11 +5,12 @@ A file that no IR can hold still gets the wire rules, and one finding that says 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from onnx import ModelProto
 
@@ -154,9 +155,16 @@ def _diagnostic(rule: Rule, finding: Finding, place: Place) -> Diagnostic:
         finding.message,
         finding.severity or rule.severity,
         place,
-        dict(finding.numbers),
+        {name: _plain(number) for name, number in finding.numbers.items()},
         rule.name,
         finding.help,
         fix,
         rule.safe,
     )
+
+
+def _plain(number: Any) -> Any:
+    """What JSON can hold: it has no NaN and no infinity."""
+    if isinstance(number, float) and not math.isfinite(number):
+        return str(number)
+    return [_plain(n) for n in number] if isinstance(number, list | tuple) else number

@@ -167,6 +167,8 @@ def external_data(wire: Wire) -> Iterator[Finding]:
         try:
             if folder is not None and tensor.data_type in _BITS:
                 folder.payload(tensor)
+            elif not isinstance(location, str):
+                raise InputError(f"tensor '{tensor.name}' has external data at {location!r}, which is not text")
             elif not location or Path(location).is_absolute() or ".." in Path(location).parts:
                 raise InputError(f"tensor '{tensor.name}' has its external data at {location!r}")
         except InputError as error:

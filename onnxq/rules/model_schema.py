@@ -118,8 +118,8 @@ def dropped_by_tools(wire: Wire) -> Iterator[Finding]:
     """
     for scope in wire.scopes:
         if isinstance(scope.body, GraphProto):
-            for sparse in scope.body.sparse_initializer:
-                yield Finding(scope.place(value=sparse.values.name), f"'{sparse.values.name}' is a sparse initializer")
+            for name in scope.constants[len(scope.initializers) :]:
+                yield Finding(scope.place(value=name), f"'{name}' is a sparse initializer")
     if wire.model.training_info:
         yield Finding(None, f"the model has {plural(len(wire.model.training_info), 'training graph')}")
 

@@ -26,15 +26,14 @@ def broken(data: bytes, folder: Path, target: str | None) -> str:
         folder: Where its external data are, and where it is written.
         target: The target whose rules are added.
     """
-    selection = Selection(target=target)
+    selection, path = Selection(target=target), folder / "model.onnx"
+    path.write_bytes(data)
     outcome = check(data, selection, base_dir=folder)
     for diagnostic in outcome.diagnostics:
         if diagnostic.code == FAILED:
             return diagnostic.message
     if outcome.subject is not None:
         assert outcome.subject.inferred is not None  # a rule may ask for them at any time
-    path = folder / "model.onnx"
-    path.write_bytes(data)
     from_path = check(path, selection)
     if _said(from_path) != _said(outcome):
         return f"path and bytes differ: {_difference(from_path, outcome)}"
