@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.cli.conftest import onnxq  # noqa: F401
 from tests.fuzz.campaign import make, prepare
 from tests.fuzz.law import TARGETS, broken
-from tests.fuzz.mutate import mutated, mutated_bytes, mutated_message
+from tests.fuzz.messages import mutated_message
+from tests.fuzz.mutate import mutated, mutated_bytes
 from tests.fuzz.seeds import seeds
 
 MODELS = list(seeds().values())
