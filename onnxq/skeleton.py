@@ -6,7 +6,7 @@ Small constants stay, since shape arithmetic needs them; all others are inputs w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -41,9 +41,21 @@ _STAND_INS = {
 
 
 class Skeleton:
-    """The message, and what inference finds out about the values of the model it was made from."""
+    """The message, and what inference finds out about the values of the model it was made from.
 
-    def __init__(self, model: ir.Model) -> None:
+    Args:
+        model: The model.
+        within: Functions whose bodies are looked at in place of the main graph.
+        given: Types of inputs of these.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        within: Iterable[ir.Function] | None = None,
+        given: Mapping[ir.Value, onnx.TypeProto] | None = None,
+    ) -> None:
+        self._given = given or {}
         self._names: dict[ir.Value, str] = {}
         self._attributes: dict[object, onnx.AttributeProto] = {}
         self._steering: dict[ir.Value, onnx.TensorProto] = {}
@@ -57,7 +69,8 @@ class Skeleton:
         for function in model.functions.values():
             self._proto.functions.append(ir.serde.serialize_function(function))
         self._domains = set(model.opset_imports)
-        self._fill(model.graph, self._proto.graph)
+        for graph in [model.graph] if within is None else [function.graph for function in within]:
+            self._fill(graph, self._proto.graph)
         for domain in sorted(self._domains - set(model.opset_imports)):
             self._proto.opset_import.add(domain=domain, version=1)
 
@@ -106,7 +119,11 @@ class Skeleton:
     def _fill(self, graph: ir.Graph, proto: onnx.GraphProto) -> None:
         outer, self._copied = self._copied, set()
         for value in graph.inputs:
-            _describe(value, proto.input.add(name=self._name(value)))
+            info = proto.input.add(name=self._name(value))
+            if value in self._given:
+                info.type.CopyFrom(self._given[value])
+            else:
+                _describe(value, info)
         for value in graph.initializers.values():
             if not value.is_graph_input() and value.const_value is not None:
                 self._constant(value, value.const_value)
@@ -129,7 +146,7 @@ class Skeleton:
                 name=name, data_type=tensor.dtype, dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
             )
         else:
-            _describe(value, self._proto.graph.input.add(name=name))
+            _describe(value, self._proto.graph.input.add(name=name), tensor)
 
     def _node(self, node: ir.Node, proto: onnx.GraphProto) -> None:
         new = proto.node.add(op_type=node.op_type, domain=node.domain, overload=node.overload)
@@ -185,12 +202,13 @@ def _steers_shapes(value: ir.Value, dtype: ir.DataType) -> bool:
     )
 
 
-def _describe(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+def _describe(value: ir.Value, info: onnx.ValueInfoProto, tensor: ir.TensorProtocol | None = None) -> None:
     """Write type and shape of a value, or those of its constant; negative dims count as unknown."""
+    tensor = tensor if tensor is not None else value.const_value
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         info.type.CopyFrom(ir.serde.serialize_value(value).type)
         return
-    known = value if value.dtype is not None or value.const_value is None else value.const_value
+    known = value if value.dtype is not None or tensor is None else tensor
     if known.dtype is None:
         return
     info.type.tensor_type.elem_type = int(known.dtype)

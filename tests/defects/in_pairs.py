@@ -58,7 +58,7 @@ def pair_zero_point(draft: Draft, rng: random.Random) -> Place:
     name = rng.choice(["dq_x", "dq_y"])
     fresh = _own(draft, name, 2)
     zero = draft.array(fresh)
-    draft.put(fresh, (zero + rng.choice([-8, 1, 5])).astype(zero.dtype))
+    draft.put(fresh, (zero.astype(np.int32) + rng.choice([-8, 1, 5])).astype(zero.dtype))
     return draft.at(name)
 
 
