@@ -17,9 +17,13 @@ def mutated(rng: random.Random, models: list[bytes]) -> bytes:
     """One of the models, changed a few times."""
     data = rng.choice(models)
     for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
-        change = rng.choice((mutated_message,) * 3 + (mutated_bytes,))
-        data = change(rng, data, rng.choice(models))
+        data = changed(rng, data, rng.choice(models))
     return data[:MAX_BYTES]
+
+
+def changed(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    """A serialized model, changed once, perhaps with a part of another."""
+    return (mutated_bytes if rng.random() < 0.25 else mutated_message)(rng, data, other)
 
 
 def mutated_bytes(rng: random.Random, data: bytes, other: bytes) -> bytes:

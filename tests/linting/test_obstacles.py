@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from onnx import ModelProto, parser
 
 from onnxq.diagnostics import Severity
@@ -49,6 +50,12 @@ def test_nodes_out_of_order_are_walked_along() -> None:
     assert said == [("warning", "y", "it reads 'a', which Neg '' makes further down")]
     assert outcome.model is not None
     assert [d.fix for d in outcome.diagnostics] == ["sort-nodes"]
+
+
+def test_what_onnx_ir_logs_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    _, said = found("g (float[2] x) => (float[2] y) { y = Relu(nobody) }", "OQ007")
+    assert said == [("error", "y", "it reads 'nobody', which nothing defines")]
+    assert not caplog.records
 
 
 def test_operators_without_the_inputs_they_need() -> None:
