@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from onnxq.diagnostics import Place
 from onnxq.errors import OnnxqError
+from onnxq.linting.inference import infer
 from onnxq.linting.wire import Wire, segment
 from onnxq.look import Array, bodies, constant_tensor, dims_of
 from onnxq.ops import MICROSOFT
 from onnxq.pairs import dtype_of, integer_type
-from onnxq.skeleton import Skeleton
 from onnxq.states import DEQUANTIZE, QUANTIZE
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 20
 """Scales, zero points and biases with more elements than this are not read."""
+
+
+@cache
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a float type, those of ml_dtypes included."""
+    return dtype.kind == "f" or (dtype.kind == "V" and ir.DataType.from_numpy(dtype).is_floating_point())
 
 
 @dataclass(eq=False, slots=True)
@@ -74,8 +80,9 @@ class Linear:
 
     @property
     def scale(self) -> Array | None:
-        """The scale; None where it is computed, or cannot be read."""
-        return self.subject.constant(self.scale_value)
+        """The scale; None where it is computed, no float, or cannot be read."""
+        found = self.subject.constant(self.scale_value)
+        return found if found is not None and is_float(found.dtype) else None
 
     @property
     def zero(self) -> Array | None:
@@ -208,14 +215,14 @@ class Subject:
         return known if known is not None or value is None else self._inferred(value)[0]
 
     def _inferred(self, value: ir.Value) -> Inferred:
-        """What follows for a value; nothing in functions, whose types depend on the call."""
+        """What follows for a value."""
         return self.inferred.get(value, (None, None))
 
     @cached_property
     def inferred(self) -> dict[ir.Value, Inferred]:
         """Types of values that follow from the operators, whatever the file declares; empty where they contradict."""
         try:
-            found = Skeleton(self.model).infer()
+            found = infer(self.model)
         except Exception:  # onnx raises errors of its own and of C++; what contradicts itself has no types
             return {}
         types: dict[bytes, Inferred] = {}

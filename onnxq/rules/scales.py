@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.linting.rule import Finding, graph_rule
-from onnxq.linting.subject import Subject
+from onnxq.linting.subject import Subject, is_float
 from onnxq.look import Array
 from onnxq.ops import MICROSOFT
 from onnxq.qoperators.layouts import LAYOUTS
@@ -107,7 +107,7 @@ def _scales(subject: Subject) -> Iterator[Scale]:
             uses += [(node, v) for v in (_input(node, i) for i in _scale_inputs(node)) if v is not None]
     for node, value in uses:
         scale = subject.constant(value)
-        if scale is not None and scale.size and scale.dtype.kind in "fV":
+        if scale is not None and scale.size and is_float(scale.dtype):
             yield node, value, scale
 
 
