@@ -11,9 +11,10 @@ from onnxq import ops
 from onnxq.biases.uses import bias_uses, operands, product
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
-from onnxq.look import onnx_op
+from onnxq.look import Array, constant_tensor, onnx_op
 from onnxq.numerics.bias import largest_sum, wide
 from onnxq.numerics.spec import QTYPES, TensorSpec
+from onnxq.rules._weights import read_integers
 from onnxq.states import QUANTIZE, is_q
 
 _INT32 = 2**31 - 1
@@ -48,55 +49,85 @@ def float_bias_overflow(subject: Subject) -> Iterator[Finding]:
             yield Finding(node, f"its float bias '{bias.name}' does not fit int32", numbers=numbers)
 
 
-@graph_rule("OQ506", "accumulator-headroom", "warning")
+@graph_rule("OQ506", "accumulator-headroom", "warning", weights=True)
 def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
     """Products and bias of a layer may add up to more than int32 holds.
 
     What it does:
-        Adds the largest sum of products that the types of input and weight allow, over as many terms as the layer has,
-        and the largest int32 bias. Weights are not read: it is what the types allow, not what these weights reach.
+        Adds, for each output channel, the largest sum of products that its integer weights allow with inputs of that
+        type and zero point, and its int32 bias. Weights are read only where their type and number allow such a sum.
 
     Why is this bad:
         Integer kernels sum in int32, and a sum that leaves it wraps around: a large value comes out with the opposite
         sign.
 
     Example:
-        A MatMul of uint8 and int8 over 70 000 terms: 70 000 * 255 * 128 is 2.28e9, and int32 ends at 2.15e9.
+        A bias of 2147470000 and products that add up to 14 000: int32 ends at 2147483647.
 
     Use instead:
-        Fewer terms in one sum, weights of fewer bits, or a larger weight scale for channels with a large bias
-        (`guard-bias` does it).
+        A larger weight scale for that channel, which makes the integers of the bias smaller (`guard-bias` does it), or
+        fewer terms in one sum.
     """
-    largest: dict[ir.Node, tuple[int, ir.Node]] = {}
+    biases: dict[ir.Node, tuple[Array, ir.Node]] = {}
     for one in subject.stored:
         value = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
         if value is not None and value.size:
-            size = max(int(value.max()), -int(value.min()))
-            for use in bias_uses(one.node):
-                largest[use.node] = max(
-                    (size, one.node), largest.get(use.node, (0, one.node)), key=lambda pair: pair[0]
-                )
+            biases.update({use.node: (value.astype(np.int64).ravel(), one.node) for use in bias_uses(one.node)})
     for node in subject.of("Conv", "Gemm", "ConvTranspose", "MatMul"):
-        found = _largest_products(subject, node)
-        bias, dq = largest.get(node, (0, node))
-        if found is not None and found[0] + bias > _INT32:
-            products, terms = found
-            numbers = {"terms": terms, "products": products, "bias": bias, "int32": _INT32}
-            at, whose = (dq, f" of '{node.name}'") if products <= _INT32 else (node, "")
-            text = f"{terms} products{whose} and the bias may add up to {products + bias:.3g}, beyond int32"
+        pairs = [subject.linear_of.get(dq) if dq is not None else None for dq in operands(node)]
+        x, w = pairs[0], pairs[1] if len(pairs) > 1 else None
+        bias, at = biases.get(node, (np.zeros(1, np.int64), node))
+        if x is None or w is None or not _may_overflow(node, x, w, int(np.abs(bias).max())):
+            continue
+        high, low = _sums(node, x, w)
+        if bias.size not in (1, high.size):
+            continue
+        over = np.maximum(high + bias, -1 - low - bias)
+        if over.max(initial=0) > _INT32:
+            channel = int(np.argmax(over))
+            numbers = {
+                "channel": channel,
+                "bias": int(bias[channel if bias.size > 1 else 0]),
+                "products": int(max(high[channel], -low[channel])),
+                "int32": _INT32,
+            }
+            text = f"products and bias of '{node.name}' may add up to more than int32 holds"
             yield Finding(at, text, numbers=numbers)
 
 
-def _largest_products(subject: Subject, node: ir.Node) -> tuple[int, int] | None:
-    """Bound of the sum of products of a layer, and how many there are; None where no kernel sums in int32."""
-    pairs = [subject.linear_of.get(dq) if dq is not None else None for dq in operands(node)]
-    specs = [_spec(one) if one is not None else None for one in pairs]
-    x, w = specs[0], specs[1] if len(specs) > 1 else None
-    dims = subject.dims(node.inputs[1]) if len(node.inputs) > 1 else None
-    if x is None or w is None or dims is None or wide(x, w):
-        return None
+def _may_overflow(node: ir.Node, x: Linear, w: Linear, bias: int) -> bool:
+    """Whether types and number of terms allow a sum outside int32, without reading weights."""
+    specs = _spec(x), _spec(w)
+    dims = x.subject.dims(node.inputs[1])
+    if specs[0] is None or specs[1] is None or dims is None or None in dims or wide(specs[0], specs[1]):
+        return False
     terms = ops.terms(node, 1, [d or 0 for d in dims])
-    return largest_sum(x, w, terms), terms
+    return largest_sum(specs[0], specs[1], terms) + bias > _INT32 and constant_tensor(w.data) is not None
+
+
+def _sums(node: ir.Node, x: Linear, w: Linear) -> tuple[Array, Array]:
+    """Largest and smallest sum of products of each output channel, int64; nothing where the weight cannot be read."""
+    none = np.zeros(0, np.int64)
+    array, dims = read_integers(w), w.dims or ()
+    axis = ops.channel_axis(node, 1, len(dims))
+    kind = QTYPES[x.dtype.name.lower()] if x.dtype is not None else None
+    direct = w.out is not None and any(reader is node for reader, _ in w.out.uses())
+    batched = node.op_type == "MatMul" and len(dims) != 2
+    if array is None or axis is None or kind is None or batched or not direct:
+        return none, none
+    zero = int(x.zero.ravel()[0]) if x.zero is not None and x.zero.size else 0
+    moved = array if w.zero is None or not w.zero.any() else array.astype(np.int32) - _along(w.zero, axis, array.ndim)
+    groups = ops.scale_tiles(node)
+    rows = moved.reshape(groups, -1, *array.shape[1:]) if groups > 1 else moved[None]
+    others = tuple(i for i in range(1, rows.ndim) if i != axis + 1)
+    up = np.maximum(rows, 0).sum(axis=others, dtype=np.int64).ravel()
+    down = np.minimum(rows, 0).sum(axis=others, dtype=np.int64).ravel()
+    least, most = kind.qmin - zero, kind.qmax - zero
+    return up * most + down * least, up * least + down * most
+
+
+def _along(zero: Array, axis: int, rank: int) -> Array:
+    return zero.reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _spec(one: Linear) -> TensorSpec | None:

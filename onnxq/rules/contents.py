@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from onnxq import ops
 from onnxq.diagnostics import Severity
-from onnxq.errors import OnnxqError
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
-from onnxq.look import Array, constant_tensor
+from onnxq.look import Array
+from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES, QType
+from onnxq.rules._weights import read_integers
 from onnxq.wording import plural
 
 _SAMPLE = 1 << 16
@@ -41,7 +42,7 @@ def dead_channel(subject: Subject) -> Iterator[Finding]:
     """
     for one, kind in _weights(subject):
         axis = _channel_axis(one)
-        array = _read(one) if axis is not None else None
+        array = read_integers(one) if axis is not None else None
         if array is None or axis is None or array.shape[axis] < 2:
             continue
         extent = _extent(one, array, axis)
@@ -72,7 +73,7 @@ def unsigned_weight_signed_content(subject: Subject) -> Iterator[Finding]:
     """
     for one, kind in _weights(subject):
         unmoved = one.zero_value is None or (one.zero is not None and not one.zero.any())
-        array = _read(one) if kind.name == "uint8" and unmoved else None
+        array = read_integers(one) if kind.name == "uint8" and unmoved else None
         if array is None or array.size < _LEAST:
             continue
         flat = array.reshape(-1)
@@ -92,13 +93,12 @@ def unused_range(subject: Subject) -> Iterator[Finding]:
 
     What it does:
         Reads integer weights of 8 and more bits, and compares the largest distance from the zero point with what the
-        type holds: in each channel where each has a scale, else in the whole weight. Channels of zeros are OQ209, and
-        weights that fit 4 bits are OQ402.
+        type holds: in each channel where each has a scale, else in the whole weight. Channels of zeros are OQ209,
+        weights that fit 4 bits are OQ402, and channels whose int32 bias would not fit a smaller scale are left out.
 
     Why is this bad:
-        Two bits are lost: the scale is four times what it needs to be, and so is the error of rounding. It is what a
-        scale for the whole weight leaves, clipping ranges that were taken from elsewhere, or a scale that was raised so
-        that the bias fits int32.
+        Two bits are lost: the scale is four times what it needs to be, and so is the error of rounding. It is what
+        ranges leave that were taken from elsewhere.
 
     Use instead:
         Scales from the largest weight of each channel.
@@ -106,7 +106,7 @@ def unused_range(subject: Subject) -> Iterator[Finding]:
     for one, kind in _weights(subject):
         if kind.bits < 8:
             continue
-        array = _read(one)
+        array = read_integers(one)
         if array is None or array.size < _LEAST:
             continue
         scale = one.scale
@@ -115,7 +115,7 @@ def unused_range(subject: Subject) -> Iterator[Finding]:
         extent = _extent(one, array, axis)
         used = np.maximum(extent.high - extent.zero, extent.zero - extent.low)
         room = np.maximum(kind.qmax - extent.zero, extent.zero - kind.qmin)
-        few = (used > 0) & (4 * used < room)
+        few = (used > 0) & (4 * used < room) & ~(4 * _largest_bias(one, used.size) > LARGEST)
         if few.any() and not _fits_four_bits(extent, kind):
             at = int(np.argmax(few))
             where = f"{plural(int(few.sum()), 'channel')} of {few.size} of its" if axis is not None else "its"
@@ -148,6 +148,20 @@ def _extent(one: Linear, array: Array, axis: int | None) -> _Extent:
     return _Extent(low, high, zero.reshape(-1) if fits and low.ndim else np.asarray(zero.ravel()[0]))
 
 
+def _largest_bias(one: Linear, size: int) -> Array:
+    """The int32 bias of the layers that read a weight, without sign: one, or one a channel; 0 without any."""
+    largest = np.zeros(size, np.int64)
+    for node, index in one.out.uses() if one.out is not None else ():
+        bias = node.inputs[2] if index == 1 and len(node.inputs) > 2 and not node.domain else None
+        maker = bias.producer() if bias is not None else None
+        dq = one.subject.linear_of.get(maker) if maker is not None else None
+        stored = one.subject.integers(dq.data) if dq is not None and dq.dtype == ir.DataType.INT32 else None
+        if stored is not None and stored.size:
+            flat = np.abs(stored.ravel())
+            largest = np.maximum(largest, flat if flat.size == size else flat.max())
+    return largest
+
+
 def _fits_four_bits(extent: _Extent, kind: QType) -> bool:
     least, most = (-8, 7) if kind.signed else (0, 15)
     return kind.bits == 8 and least <= int(extent.low.min()) and int(extent.high.max()) <= most
@@ -169,18 +183,3 @@ def _channel_axis(one: Linear) -> int | None:
             if axis is not None:
                 return axis
     return None
-
-
-def _read(one: Linear) -> Array | None:
-    """The integers, 2- and 4-bit ones as int8; None for none at all, and where a wire rule says why they cannot be."""
-    tensor = constant_tensor(one.data)
-    try:
-        array = tensor.numpy() if tensor is not None and tensor.size else None
-    except (OnnxqError, ValueError):
-        return None
-    small = array is not None and array.dtype.kind == "V"
-    return array.astype(np.uint8 if _unsigned(tensor) else np.int8) if small and array is not None else array
-
-
-def _unsigned(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and tensor.dtype in (ir.DataType.UINT4, ir.DataType.UINT2)

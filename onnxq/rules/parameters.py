@@ -8,8 +8,9 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
+from onnxq import ops
 from onnxq.linting.rule import Finding, graph_rule
-from onnxq.linting.subject import Subject
+from onnxq.linting.subject import Linear, Subject
 from onnxq.look import constant_tensor
 from onnxq.numerics.spec import QTYPES
 from onnxq.states import QUANTIZE, dtype_name, is_q
@@ -145,7 +146,8 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
     """Signed weights have a zero point other than 0.
 
     What it does:
-        Looks for DequantizeLinear nodes that read a constant of a signed type with a zero point that is not 0.
+        Looks for weights of a signed type with a zero point that is not 0. Other constants, those of an Add say, may
+        have one.
 
     Why is this bad:
         Signed weights are taken to be symmetric: TensorRT, QNN and most accelerators refuse or ignore the zero point.
@@ -155,10 +157,15 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
     """
     for one in subject.stored:
         zero = one.zero if one.dtype in _SIGNED and not one.block_size else None
-        if zero is not None and zero.any():
+        if zero is not None and zero.any() and _is_weight(one):
             numbers = {"zero point": int(zero.flat[int(np.argmax(zero != 0))])}
             text = f"its {dtype_name(one.dtype)} weight has a zero point other than 0"
             yield Finding(one.node, text, numbers=numbers)
+
+
+def _is_weight(one: Linear) -> bool:
+    rows = [(ops.info(node), index) for node, index in one.out.uses()] if one.out is not None else []
+    return any(row is not None and row.slot(index) is not None for row, index in rows)
 
 
 @graph_rule("OQ211", "zero-point-out-of-range", "error")
