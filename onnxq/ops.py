@@ -80,7 +80,7 @@ def _fused(letter: str, last: bool) -> AxisOf:
 
 
 def _looked_up(node: ir.Node, rank: int) -> int:
-    return attr_int(node, "axis", 0) % rank
+    return attr_int(node, "axis", 0) % rank if rank else 0
 
 
 def _along_row(node: ir.Node, rank: int) -> int:
@@ -197,7 +197,8 @@ def terms(node: ir.Node, index: int, dims: Sequence[int]) -> int:
     if slot is None:
         return 0
     if slot.contraction_axis is not None:
-        return dims[slot.contraction_axis(node, len(dims))] if dims else 0
+        axis = slot.contraction_axis(node, len(dims))
+        return dims[axis] if axis < len(dims) else 0
     return math.prod(dims) // (channels(node, index, dims) or 1)
 
 

@@ -115,9 +115,11 @@ def _sums(node: ir.Node, x: Linear, w: Linear) -> tuple[Array, Array]:
     batched = node.op_type == "MatMul" and len(dims) != 2
     if array is None or axis is None or kind is None or batched or not direct:
         return none, none
+    groups = ops.scale_tiles(node)
+    if array.shape[0] % max(groups, 1) or (w.zero is not None and w.zero.size not in (1, array.shape[axis])):
+        return none, none  # other rules say so
     zero = int(x.zero.ravel()[0]) if x.zero is not None and x.zero.size else 0
     moved = array if w.zero is None or not w.zero.any() else array.astype(np.int32) - _along(w.zero, axis, array.ndim)
-    groups = ops.scale_tiles(node)
     rows = moved.reshape(groups, -1, *array.shape[1:]) if groups > 1 else moved[None]
     others = tuple(i for i in range(1, rows.ndim) if i != axis + 1)
     up = np.maximum(rows, 0).sum(axis=others, dtype=np.int64).ravel()
