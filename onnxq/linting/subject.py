@@ -103,11 +103,13 @@ class Subject:
         wire: The message it was made from, if any. The IR takes parts of it over: do not rely on payloads.
         target: The target asked for, None for ONNX alone.
         paths: Each graph with its path, as in `onnxq.linting.wire.Scope`: main graph first, functions last.
+        holders: The node of each body.
     """
 
     def __init__(self, model: ir.Model, wire: Wire | None = None, target: Target | None = None) -> None:
         self.model, self.wire, self.target = model, wire, target
         self.paths: dict[ir.Graph, str] = {}
+        self.holders: dict[ir.Graph, ir.Node] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._integers: dict[ir.Value, Array | None] = {}
         self._dims: dict[ir.Value, tuple[int | None, ...] | None] = {}
@@ -128,6 +130,7 @@ class Subject:
             if node.attributes and bodies(node):
                 own = segment(node.name or "", [v.name or "" for v in node.outputs], node.op_type)
                 for name, body in _named_bodies(node):
+                    self.holders[body] = node
                     inner.append((body, f"{path}/{own}/{name}".lstrip("/")))
         for body, where in inner:
             self._enter(body, where, imports)
