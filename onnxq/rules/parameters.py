@@ -146,8 +146,8 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
     """Signed weights have a zero point other than 0.
 
     What it does:
-        Looks for weights of a signed type with a zero point that is not 0. Other constants, those of an Add say, may
-        have one.
+        Looks for weights of a signed type with a zero point that is not 0, in layers whose input is quantized, too.
+        Other constants, those of an Add say, and weights beside float inputs may have one.
 
     Why is this bad:
         Signed weights are taken to be symmetric: TensorRT, QNN and most accelerators refuse or ignore the zero point.
@@ -164,8 +164,10 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_weight(one: Linear) -> bool:
-    rows = [(ops.info(node), index) for node, index in one.out.uses()] if one.out is not None else []
-    return any(row is not None and row.slot(index) is not None for row, index in rows)
+    """Whether a layer reads it as its weight, and an input that is quantized."""
+    rows = [(ops.info(node), index, node.inputs[0]) for node, index in one.out.uses()] if one.out is not None else []
+    beside = (x for row, index, x in rows if row is not None and row.slot(index) is not None and x is not None)
+    return any(x.producer() in one.subject.linear_of for x in beside)
 
 
 @graph_rule("OQ211", "zero-point-out-of-range", "error")

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject, is_float
-from onnxq.look import Array
+from onnxq.look import Array, attr_int
 from onnxq.ops import MICROSOFT
 from onnxq.qoperators.layouts import LAYOUTS
 
@@ -21,7 +21,8 @@ def scale_not_positive(subject: Subject) -> Iterator[Finding]:
     """A scale is zero or negative.
 
     What it does:
-        Looks at the scales of every QuantizeLinear, DequantizeLinear and integer operator that are constants.
+        Looks at the scales of every QuantizeLinear, DequantizeLinear and integer operator that are constants. Weights
+        in blocks may have negative ones: that is how 4-bit quantizers give the largest value the integer -8.
 
     Why is this bad:
         A scale of 0 divides by zero: values become the ends of the range, or NaN. A negative scale turns the sign, and
@@ -31,6 +32,10 @@ def scale_not_positive(subject: Subject) -> Iterator[Finding]:
         The step of the encoding; 1 for a channel that is zero.
     """
     for node, value, scale, bad in _suspects(subject, _not_positive):
+        if _in_blocks(node):
+            bad = scale == 0
+            if not bad.any():
+                continue
         yield Finding(node, f"its scale '{value.name}' is not positive", numbers=_which(scale, bad))
 
 
@@ -68,6 +73,10 @@ def scale_subnormal(subject: Subject) -> Iterator[Finding]:
     """
     for node, value, scale, bad in _suspects(subject, _subnormal):
         yield Finding(node, f"its scale '{value.name}' is below the normal numbers", numbers=_which(scale, bad))
+
+
+def _in_blocks(node: ir.Node) -> bool:
+    return node.op_type in ("MatMulNBits", "GatherBlockQuantized") or attr_int(node, "block_size", 0) > 0
 
 
 def _not_positive(scale: Array) -> Array:

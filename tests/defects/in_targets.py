@@ -221,11 +221,11 @@ def batched_weight(draft: Draft, rng: random.Random) -> Place:
 @defect(
     "OQ616",
     "weight-around-branch",
-    layers(2, op="MatMul", bias="none", where="then", granularity=["tensor", "channel"]),
+    layers(3, op=["MatMul", "Gemm"], activation="none", bias="none", where=["loop", "nested"]),
     target=CPU,
 )
 def weight_around_branch(draft: Draft, rng: random.Random) -> Place:
-    """The integer weight of a MatMul in a branch lies in the graph around it."""
+    """The weight of a weight-only product in a body lies in the graph around it."""
     _lift(draft, "w", "w_scale", "w_zero")
     return draft.at("dq_w")
 
@@ -268,7 +268,7 @@ def no_output_q(draft: Draft, rng: random.Random) -> Place:
 @defect(
     "OQ702",
     "symmetric-before-relu",
-    layers(4, op=OPS, relu=True, where=["main", "then", "function"], activation=["uint8", "int8"]),
+    layers(4, op=["Conv", *PRODUCTS], relu=True, where=["main", "then", "function"], activation=["uint8", "int8"]),
     target=CPU,
 )
 def symmetric_before_relu(draft: Draft, rng: random.Random) -> Place:
@@ -369,7 +369,7 @@ def residual_matmul(draft: Draft, rng: random.Random) -> Place:
 @defect(
     "OQ707",
     "int8-fan-out",
-    layers(3, op=["Conv", "MatMul", "Gemm"], bias="none", where=["main", "then", "function"], **INT8),
+    layers(3, op=["Conv", "MatMul"], bias="none", where=["main", "then", "function"], **INT8),
     target=CPU,
 )
 def int8_fan_out(draft: Draft, rng: random.Random) -> Place:
