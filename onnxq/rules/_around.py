@@ -9,10 +9,11 @@ import onnx_ir as ir
 
 from onnxq.layers import clip_bounds
 from onnxq.linting.subject import Linear, Subject
-from onnxq.look import attr_int, constant_tensor, onnx_op
+from onnxq.look import attr_float, attr_int, constant_tensor, onnx_op
 from onnxq.numerics.spec import QTYPES
 from onnxq.states import QUANTIZE, is_q
 
+LAYERS = ("Conv", "Gemm", "MatMul")
 FOLDS = ("Relu", "Clip")
 MOVERS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "MaxPool")
 """Data movement over which onnxruntime carries pairs (measured with 1.32)."""
@@ -106,14 +107,16 @@ def no_nbits(subject: Subject, one: Linear, node: ir.Node) -> str:
     granularities that it has no form of, 8 bits on both sides.
     """
     dims, scales = one.dims, one.scale
-    fits = onnx_op(node, "MatMul", "Gemm") and dims is not None and len(dims) == 2 and bits(one) in (2, 4, 8)
+    alone = onnx_op(node, "MatMul") or all(attr_float(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
+    alone = alone and not attr_int(node, "transA", 0)
+    fits = alone and onnx_op(node, "MatMul", "Gemm") and dims is not None and len(dims) == 2 and bits(one) in (2, 4, 8)
     scale_dims = subject.dims(one.scale_value)
-    if not fits or one.node.domain or scale_dims is None or not subject.is_constant(one.scale_value):
+    if not fits or scale_dims is None or not subject.is_constant(one.scale_value):
         return "other"
-    front = dequantizer(subject, node.inputs[0])
+    front = dequantizer(subject, node.inputs[0], MOVERS)
     if front is not None and bits(front) == 8:
         return "other"
-    behind = quantizer(subject, node.outputs[0])
+    behind = quantizer(subject, node.outputs[0], (*FOLDS, *MOVERS))
     if behind is not None and bits(behind) == 8:
         return "other"
     if attr_int(node, "transB", 0):
@@ -121,11 +124,11 @@ def no_nbits(subject: Subject, one: Linear, node: ir.Node) -> str:
     several = scales is None or scales.size > 1
     if one.block_size:
         size = one.block_size
-        if one.axis not in (0, -2) or size < 16 or size & (size - 1):
+        if one.axis or size < 16 or size & (size - 1):
             return "other"
     elif several and one.axis != 1:
         return "axis-from-end" if one.axis == -1 else "other"
-    if one.data is not None and one.out is not None and (len(one.out.uses()) > 1 or len(one.data.uses()) > 1):
+    if any(value is not None and len(value.uses()) > 1 for value in (one.out, one.data, one.scale_value)):
         return "tied"
     return ""
 
@@ -142,3 +145,33 @@ def in_reach(subject: Subject, node: ir.Node, *values: ir.Value | None) -> bool:
             return False
         graph = holder.graph
     return False
+
+
+def eight_bits(subject: Subject, node: ir.Node) -> bool:
+    """Whether input and weight of a layer are float32 numbers of 8-bit DequantizeLinear."""
+    pairs = [dequantizer(subject, value, MOVERS if not i else ()) for i, value in enumerate(node.inputs[:2])]
+    return all(one is not None and bits(one) == 8 and not half(one) for one in pairs)
+
+
+def half(one: Linear) -> bool:
+    """Whether its scale is float16."""
+    return float_type_of(one) == ir.DataType.FLOAT16
+
+
+def added_bias(subject: Subject, node: ir.Node) -> ir.Value | None:
+    """The constant vector that an Add behind a MatMul adds, where onnxruntime joins the two."""
+    add = only_reader(node.outputs[0]) if onnx_op(node, "MatMul") else None
+    if add is None or not onnx_op(add, "Add"):
+        return None
+    other = add.inputs[1] if add.inputs[0] is node.outputs[0] else add.inputs[0]
+    pair = dequantizer(subject, other)
+    held = pair.data if pair is not None else other
+    dims, shape = subject.dims(held), subject.dims(node.inputs[0])
+    joined = shape is not None and (len(shape) == 2 or None not in shape)
+    return other if joined and subject.is_constant(held) and dims is not None and len(dims) == 1 else None
+
+
+def tail_of(subject: Subject, node: ir.Node) -> ir.Value:
+    """What a layer makes, behind the Add of a bias."""
+    add = only_reader(node.outputs[0]) if added_bias(subject, node) is not None else None
+    return add.outputs[0] if add is not None else node.outputs[0]

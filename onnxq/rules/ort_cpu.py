@@ -75,7 +75,7 @@ def _unknown(one: Linear) -> str:
     scale = float_type_of(one)
     if scale is not None and scale not in FLOATS:
         return f"with a scale of {dtype_name(scale)}"
-    data = one.data.dtype if one.quantizes and one.data is not None else None
+    data = one.subject.dtype(one.data) if one.quantizes else None
     return f"of {dtype_name(data)}" if data is not None and data not in FLOATS else ""
 
 

@@ -371,6 +371,7 @@ def residual_matmul(draft: Draft, rng: random.Random) -> Place:
     "int8-fan-out",
     layers(3, op=["Conv", "MatMul"], bias="none", where=["main", "then", "function"], **INT8),
     target=CPU,
+    also={"OQ701": "no pair follows the two layers", "OQ706": "no pair follows the two layers"},
 )
 def int8_fan_out(draft: Draft, rng: random.Random) -> Place:
     """int8 activations are read by two layers: none of them is fused."""
