@@ -18,7 +18,7 @@ demo: $(READY)  ## quantize a real model and print float beside INT8
 	@$(BIN)/python -m benchmarks.demo $(ARGS)
 
 test: $(READY)  ## run the unit suite
-	$(BIN)/python -m pytest -m "not slow and not training" $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not slow and not training" $(ARGS)
 
 test-training: $(READY) $(TRAINING_READY)  ## train what onnxq writes, on onnxruntime's training build
 	ONNXQ_TRAINING_PYTHON=$(abspath $(TRAINING_VENV))/bin/python $(BIN)/python -m pytest -rs -m training tests/training_build $(ARGS)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 layer``, ``2 layers``, ``0 layers``; for nouns that take an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 layer``, ``2 layers``, ``0 layers``, ``2 biases``; for nouns that take an s or es."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def shape_text(dims: Iterable[int | None]) -> str:

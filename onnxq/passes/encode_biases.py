@@ -20,6 +20,7 @@ from onnxq.pairs import parameter
 from onnxq.passbase import Context, Pass
 from onnxq.qoperators.scope import Scope
 from onnxq.states import DEQUANTIZE, is_q
+from onnxq.wording import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class _Bias:
         elif product.size in values.shape and values.size == product.size:
             axis = values.shape.index(product.size)
         else:
-            self._warn(f"its shape {list(values.shape)} does not go with {product.size} channels")
+            self._warn(f"its shape {list(values.shape)} does not go with {plural(product.size, 'channel')}")
             return None
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = np.rint(values / _along(scale.astype(np.float64), values, axis))

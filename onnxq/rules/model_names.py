@@ -61,7 +61,7 @@ def node_name(wire: Wire) -> Iterator[Finding]:
     """
     for scope in wire.scopes:
         for name, count in _doubled(scope.names):
-            text = f"{count} nodes have the name '{name}'"
+            text = f"{plural(count, 'node')} of the name '{name}'"
             place = scope.place(scope.names.index(name))
             yield Finding(place, text, "", {"nodes": count}, Severity.WARNING, fixable=not scope.in_function)
         unnamed = scope.names.count("")

@@ -15,6 +15,7 @@ from onnxq.pairs import integer_type, parameter
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
 from onnxq.targets import Target, load_target
 from onnxq.trainable.unique_pairs import equal_quantizers
+from onnxq.wording import plural
 
 _EIGHT = (ir.DataType.INT8, ir.DataType.UINT8)
 
@@ -102,7 +103,9 @@ def _quantizer(q: ir.Node, main: bool, opset: int) -> Iterator[Finding]:
     if tensor is None:
         yield Finding("computed-scale", q, f"its scale is computed at run time{after}")
     elif tensor.size != 1:
-        yield Finding("several-scales", q, f"has {tensor.size} scales, the training build computes with one{after}")
+        yield Finding(
+            "several-scales", q, f"has {plural(tensor.size, 'scale')}, the training build computes with one{after}"
+        )
     dtype = integer_type(q)
     if dtype not in _EIGHT:
         text = f"rounds to {dtype.name.lower() if dtype else 'an unknown type'}, the training build to 8 bits{after}"

@@ -17,6 +17,7 @@ from onnxq.errors import DataError, near
 from onnxq.look import constant_tensor, onnx_op
 from onnxq.states import DEQUANTIZE, is_q
 from onnxq.trainable import folding, record
+from onnxq.wording import plural
 
 _OTHERS = {"BatchNormalization": (1, 2), "LayerNormalization": (1, 2), "PRelu": (1,)}
 """Op type -> inputs that are parameters, for ops that are not in the table of weights."""
@@ -104,7 +105,7 @@ def _check(graph: ir.Graph, file: Path, name: str, array: Array) -> None:
         raise DataError(f"checkpoint {file}: '{name}' is {array.dtype}, the model's is {kind}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         count = int((~np.isfinite(array)).sum())
-        raise DataError(f"checkpoint {file}: '{name}' has {count} values that are not finite: the training diverged")
+        raise DataError(f"checkpoint {file}: '{name}' has {plural(count, 'value')} not finite: the training diverged")
 
 
 def _read(file: Path, name: str) -> Array:
