@@ -61,11 +61,11 @@ class Case:
         """The layer without the defect."""
         return self.layer.draft().model()
 
-    def broken(self, folder: Path) -> tuple[ModelProto | bytes | Path, Place]:
+    def broken(self, folder: Callable[[], Path]) -> tuple[ModelProto | bytes | Path, Place]:
         """The broken model, and where it is broken.
 
         Args:
-            folder: Where files may be written.
+            folder: Gives a folder where files may be written; asked only where there are any.
         """
         draft = self.layer.draft()
         place = self.defect.make(draft, random.Random(self.seed))
@@ -76,10 +76,10 @@ class Case:
             data = draft.spoil(data)
         if draft.files is None:
             return data, place
-        for name, content in draft.files.items():
-            (folder / name).write_bytes(content)
-        (folder / "model.onnx").write_bytes(data)
-        return folder / "model.onnx", place
+        here = folder()
+        for name, content in {**draft.files, "model.onnx": data}.items():
+            (here / name).write_bytes(content)
+        return here / "model.onnx", place
 
 
 def defect(

@@ -109,13 +109,7 @@ MADE = [*_ours(), *_theirs()]
 
 def by_onnxruntime(name: str, how: str, options: dict[str, Any]) -> ModelProto:
     """What onnxruntime's own tools make of a network."""
-    from onnxruntime.quantization import (
-        tool.CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
+    from onnxruntime import quantization as tool
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(tool.CalibrationDataReader):  # type: ignore[misc]

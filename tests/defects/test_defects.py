@@ -18,8 +18,8 @@ CASES = cases()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_found(case: Case, tmp_path: Path) -> None:
-    broken, place = case.broken(tmp_path)
+def test_found(case: Case, request: pytest.FixtureRequest) -> None:
+    broken, place = case.broken(lambda: Path(request.getfixturevalue("tmp_path")))
     found = lint(broken, target=case.defect.target)
     at = [d for d in found if d.code == case.defect.code]
     assert [d for d in at if _is_at(d, place)], (place, [f"{d.severity.value} {d.place!r} {d}" for d in found])
