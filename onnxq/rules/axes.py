@@ -99,7 +99,7 @@ def not_output_channel(subject: Subject) -> Iterator[Finding]:
         for use in readers_behind(one.out, known, axis):
             wanted = _channels(use)
             if wanted not in (None, use.axis):
-                at = f"axis {one.axis}" if use.axis == axis else f"axis {one.axis} ({use.axis} there)"
+                at = f"axis {one.axis}" + ("" if use.axis == axis else f", which is {use.axis} where it is read")
                 text = (
                     f"its {length} scales lie along {at}, and {_reader(use)} has its output channels on axis {wanted}"
                 )

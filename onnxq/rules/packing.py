@@ -52,6 +52,7 @@ def odd_pack_axis(subject: Subject) -> Iterator[Finding]:
         for use in readers_behind(one.out, known, 0):
             axis = pack_axis_of(use.node.op_type, len(use.dims), rule, trans_b=bool(attr_int(use.node, "transB", 0)))
             if axis is not None and use.dims[axis] % per_byte:
+                axis %= len(use.dims)
                 text = f"its weight of shape {list(use.dims)} is {use.dims[axis]} long on pack axis {axis}"
                 numbers = {"axis": axis, "length": use.dims[axis], "values in a byte": per_byte}
                 yield Finding(use.node, text, numbers=numbers)
