@@ -1,21 +1,24 @@
-"""What the rules about the graph may rely on: nodes have an order, and standard operators the inputs they need."""
+"""What rules about the graph may rely on: nodes have an order, and standard operators what their schema demands."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import onnx
 
 from onnxq.linting.order import unsorted_scopes
-from onnxq.linting.wire import Wire
+from onnxq.linting.wire import Signature, Wire
 from onnxq.wording import plural
 
 
 def obstacle(wire: Wire) -> str:
-    """Why a graph is none that can be walked along; empty where it is."""
+    """Why a graph is none that can be walked along; empty where it is. Rules about the file say it with places."""
     for scope in wire.scopes:
+        opset = scope.imports.get("", 0)
         for kind in scope.kinds.values():
-            if not kind.domain and _too_few(kind.op_type, scope.imports.get("", 0), kind.inputs, kind.outputs):
-                counts = f"{plural(kind.inputs, 'input')} and {plural(kind.outputs, 'output')}"
-                return f"it has {kind.op_type} nodes of {counts}"
+            why = _misfit(kind, opset) if not kind.domain and 0 < opset <= onnx.defs.onnx_opset_version() else ""
+            if why:
+                return f"it has a {kind.op_type} {why}"
     for found in unsorted_scopes(wire):
         circle = found.circle()
         if circle:
@@ -23,11 +26,26 @@ def obstacle(wire: Wire) -> str:
     return ""
 
 
-def _too_few(op_type: str, opset: int, inputs: int, outputs: int) -> bool:
-    if not 0 < opset <= onnx.defs.onnx_opset_version():
-        return False  # rules say so
+def _misfit(kind: Signature, opset: int) -> str:
+    schema = _schema(kind.op_type, opset)
+    if schema is None:
+        return ""
+    if kind.inputs < schema.min_input or kind.outputs < schema.min_output:
+        return f"of {plural(kind.inputs, 'input')} and {plural(kind.outputs, 'output')}"
+    given = {name for name, *_ in kind.attributes}
+    for name, one in schema.attributes.items():
+        if one.required and name not in given:
+            return f"without its attribute '{name}'"
+    for name, number, ref in kind.attributes:
+        known = schema.attributes.get(name)
+        if known is not None and number and number != int(known.type.value) and not ref:  # type: ignore[attr-defined]
+            return f"with an attribute '{name}' of another kind"
+    return ""
+
+
+@cache
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
-        schema = onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:
-        return False
-    return inputs < schema.min_input or outputs < schema.min_output
+        return onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:  # a rule says so
+        return None

@@ -60,6 +60,13 @@ def test_what_onnx_ir_logs_is_not_shown(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_operators_without_the_inputs_they_need() -> None:
     outcome, said = found("g (float[2] x) => (float[2] y) { y = QuantizeLinear(x) }", "OQ016", "OQ002")
-    assert said[0][2].endswith("it has QuantizeLinear nodes of 1 input and 1 output")
+    assert said[0][2].endswith("it has a QuantizeLinear of 1 input and 1 output")
     assert outcome.diagnostics[0].severity is Severity.INFO
     assert outcome.model is None
+
+
+def test_attributes_of_another_kind_or_missing() -> None:
+    _, said = found("g (float[2] x) => (float[2] y) { y = Gemm<transB = [1]>(x, x) }", "OQ002", "OQ016")
+    assert said[0][2].endswith("it has a Gemm with an attribute 'transB' of another kind")
+    _, said = found("g (float[2] x) => (float[2] y) { y = Cast(x) }", "OQ002", "OQ016")
+    assert said[0][2].endswith("it has a Cast without its attribute 'to'")
