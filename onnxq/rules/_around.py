@@ -44,6 +44,21 @@ def quantizer(subject: Subject, value: ir.Value | None, through: tuple[str, ...]
     return subject.linear_of.get(node) if node is not None and is_q(node, QUANTIZE) else None
 
 
+def clip_behind(value: ir.Value) -> ir.Node | None:
+    """The Relu or Clip that alone reads a value, itself with one reader that is no QuantizeLinear.
+
+    onnxruntime takes it for one that goes into a pair, finds none, and makes no integer kernel of what is in front.
+    """
+    node = only_reader(value)
+    if node is None or not onnx_op(node, *FOLDS):
+        return None
+    out = node.outputs[0]
+    readers = [reader for reader, _ in out.uses()]
+    inside = sum(reader.graph is node.graph for reader in readers)
+    several = inside + (inside < len(readers)) != 1  # all in bodies count as one: the node that holds these
+    return None if out.is_graph_output() or several or is_q(readers[0], QUANTIZE) else node
+
+
 def bits(one: Linear | None) -> int:
     """Bits of its integers; 0 where there are none or the type is a float."""
     spec = QTYPES.get(one.dtype.name.lower()) if one is not None and one.dtype is not None else None
@@ -103,8 +118,8 @@ def weights(subject: Subject) -> Iterator[tuple[Linear, ir.Node]]:
 def no_nbits(subject: Subject, one: Linear, node: ir.Node) -> str:
     """Why onnxruntime makes no MatMulNBits of a product with a dequantized weight, in a word; empty where it does.
 
-    ``transposed``, ``axis-from-end`` and ``tied`` can be mended; ``other`` is everything else: operators, types and
-    granularities that it has no form of, 8 bits on both sides.
+    ``transposed``, ``axis-from-end``, ``tied`` and ``clip`` can be mended; ``other`` is everything else: operators, types
+    and granularities that it has no form of, 8 bits on both sides.
     """
     dims, scales = one.dims, one.scale
     alone = onnx_op(node, "MatMul") or all(attr_float(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
@@ -130,6 +145,8 @@ def no_nbits(subject: Subject, one: Linear, node: ir.Node) -> str:
         return "axis-from-end" if one.axis == -1 else "other"
     if any(value is not None and len(value.uses()) > 1 for value in (one.out, one.data, one.scale_value)):
         return "tied"
+    if clip_behind(tail_of(subject, node)) is not None:
+        return "clip"
     return ""
 
 

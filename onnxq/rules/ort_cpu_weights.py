@@ -10,7 +10,18 @@ import onnx_ir as ir
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import constant_tensor, onnx_op
-from onnxq.rules._around import FOLDS, MOVERS, bits, dequantizer, in_reach, no_nbits, quantizer, single, weights
+from onnxq.rules._around import (
+    FOLDS,
+    MOVERS,
+    bits,
+    clip_behind,
+    dequantizer,
+    in_reach,
+    no_nbits,
+    quantizer,
+    single,
+    weights,
+)
 from onnxq.states import dtype_name
 
 
@@ -58,7 +69,7 @@ def batched_weight(subject: Subject) -> Iterator[Finding]:
             continue
         if one.block_size or bits(dequantizer(subject, node.inputs[0])) != 8:
             continue
-        if quantizer(subject, node.outputs[0], FOLDS) is None:
+        if quantizer(subject, node.outputs[0], FOLDS) is None and clip_behind(node.outputs[0]) is None:
             text = f"its weight of shape {list(dims)} has several scales, and nothing quantizes what MatMul"
             yield Finding(one.node, f"{text} '{node.name}' makes: the first run stops", numbers={"rank": len(dims)})
 

@@ -1,4 +1,4 @@
-"""OQ703–OQ705, OQ709, OQ710: weights alone in few bits, tables, and ranges that are joined (onnxruntime 1.32, x64)."""
+"""OQ703–OQ705, OQ709, OQ710, OQ713: weights alone in few bits, tables, joined ranges (onnxruntime 1.32, x64)."""
 
 from __future__ import annotations
 
@@ -100,6 +100,27 @@ def whole_table(subject: Subject) -> Iterator[Finding]:
         text = f"the whole table of shape {list(dims)} is dequantized on every run"
         severity = None if size >= _NOTICED else Severity.INFO
         yield Finding(node, text, "Gather first, then dequantize.", {"entries": size}, severity=severity)
+
+
+@graph_rule("OQ713", "weight-only-before-relu", "warning", targets=("ort-cpu",))
+def weight_only_before_relu(subject: Subject) -> Iterator[Finding]:
+    """A Relu or Clip keeps a weight-only product from its kernel.
+
+    What it does:
+        Looks for products of float or 16-bit activations with weights of 2, 4 or 8 bits, read by a Relu or Clip alone
+        that has one reader itself and no pair behind it. A bias Add may stand between.
+
+    Why is this bad:
+        onnxruntime takes the Relu for one that belongs to a pair, and makes no MatMulNBits: the weight is dequantized
+        on every run. With two readers behind the Relu it makes one.
+
+    Use instead:
+        `to-matmulnbits` writes the operator itself.
+    """
+    for one, node in weights(subject):
+        if no_nbits(subject, one, node) == "clip":
+            text = f"{node.op_type} '{node.name}' in front of a Relu or Clip dequantizes the weight on every run"
+            yield Finding(one.node, text, "Write MatMulNBits: to-matmulnbits.")
 
 
 @graph_rule("OQ709", "concat-ranges", "warning")
