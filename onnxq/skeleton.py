@@ -59,6 +59,7 @@ class Skeleton:
         self._names: dict[ir.Value, str] = {}
         self._attributes: dict[object, onnx.AttributeProto] = {}
         self._steering: dict[ir.Value, onnx.TensorProto] = {}
+        self._kinds: dict[object, onnx.TypeProto] = {}
         self._copied: set[str] = set()
         self._scopes: dict[ir.Value, onnx.GraphProto] = {}
         self._nested = False
@@ -105,7 +106,9 @@ class Skeleton:
     def _name(self, value: ir.Value | None, scope: onnx.GraphProto | None = None) -> str:
         if value is None:
             return ""
-        name = self._names.setdefault(value, f"v{len(self._names)}")
+        name = self._names.get(value)
+        if name is None:
+            name = self._names[value] = f"v{len(self._names)}"
         if scope is None or scope is self._proto.graph or value not in self._steering:
             return name
         # Inference in a body sees the types of outer values but not the data of outer constants: it needs its own copy.
@@ -145,20 +148,29 @@ class Skeleton:
             self._steering[value] = self._proto.graph.initializer.add(
                 name=name, data_type=tensor.dtype, dims=tensor.shape.numpy(), raw_data=tensor.tobytes()
             )
+            return
+        info, known = self._proto.graph.input.add(name=name), value if value.dtype is not None else tensor
+        key = (known.dtype, known.shape.dims if known.shape is not None else None)
+        if key in self._kinds:  # weights have few shapes, and copying is four times as fast
+            info.type.CopyFrom(self._kinds[key])
         else:
-            _describe(value, self._proto.graph.input.add(name=name), tensor)
+            _describe(value, info, tensor)
+            self._kinds[key] = info.type
 
     def _node(self, node: ir.Node, proto: onnx.GraphProto) -> None:
-        new = proto.node.add(op_type=node.op_type, domain=node.domain, overload=node.overload)
+        new = proto.node.add(op_type=node.op_type)
+        if node.domain or node.overload:
+            new.domain, new.overload = node.domain, node.overload
         self._domains.add(node.domain)
         if proto is not self._proto.graph:
             self._scopes.update(dict.fromkeys(node.outputs, proto))
-        new.output.extend(["" if v.name == "" and not v.uses() else self._name(v) for v in node.outputs])
+        new.output.extend([self._name(v) if v.name or v.uses() else "" for v in node.outputs])
         for attr in node.attributes.data.values():
             self._attribute(attr, new)
         stand_in = _STAND_INS.get(node.op_type) if node.domain == "com.microsoft" else None
         if stand_in is None:
-            new.input.extend([self._name(v, proto) for v in node.inputs])
+            names = self._names if proto is self._proto.graph else {}
+            new.input.extend([names.get(v) or self._name(v, proto) for v in node.inputs])  # type: ignore[arg-type]
             return
         new.domain, new.op_type = "", stand_in[0]
         new.input.extend([self._name(node.inputs[i], proto) for i in stand_in[1] if i < len(node.inputs)])
