@@ -1,4 +1,4 @@
-"""The reference of passes and recipes, made from their docstrings: ``python -m onnxq.docs [FOLDER]``."""
+"""The reference of passes, recipes and lint rules, made from their docstrings: ``python -m onnxq.docs [FOLDER]``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import yaml
 
 from onnxq.docstrings import own_doc, sections, summary
 from onnxq.errors import OptionError
+from onnxq.linting.catalog import Entry as RuleEntry
+from onnxq.linting.catalog import entries
 from onnxq.options import MISSING, describe, options_of, to_data
 from onnxq.passbase import Pass
 from onnxq.recipe_text import Recipe, find_recipe
@@ -50,6 +52,56 @@ def facts(entry: Entry, registry: Registry) -> dict[str, Any]:
     found = entry.load()
     out |= {"description": sections(own_doc(found))[""], **_contract(found)}
     return out | {"options": {o[0]: dict(zip(OPTION[1:], o[1:], strict=True)) for o in _options(found)}}
+
+
+RULES_HEAD = """\
+# Lint rules
+
+Made by `make docs` from the docstrings of the rules; `onnxq rule CODE` shows the same.
+How to run them: [Lint](lint.md).
+
+"""
+_GROUPS = {
+    "0": "Model",
+    "1": "Pairs",
+    "2": "Parameters",
+    "3": "Axes",
+    "4": "Packing",
+    "5": "Biases",
+    "6": "Targets and opsets",
+    "7": "Performance",
+    "9": "The check itself",
+}
+
+
+def rules() -> str:
+    """All lint rules as one Markdown page: a table, then a section each."""
+    found = list(entries().values())
+    rows = [
+        (f"[{e.code}](#{e.code.lower()}-{e.name})", e.name, e.severity, ", ".join(e.targets) or "all", _fix(e))
+        for e in found
+    ]
+    parts, group = [RULES_HEAD + _table(("code", "name", "severity", "targets", "fix"), rows)], ""
+    for e in found:
+        if e.code[2] != group:
+            group = e.code[2]
+            parts.append(f"## {_GROUPS[group]}")
+        parts += [f"### {e.code} {e.name}", _rule_text(e.page)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fix(entry: RuleEntry) -> str:
+    return "" if not entry.fix else f"`{entry.fix}`{'' if entry.safe else ', unsafe'}"
+
+
+def _rule_text(page: str) -> str:
+    """A docstring as Markdown: section titles become bold, their texts lose the indent."""
+    lines = []
+    for line in page.splitlines():
+        title = line[:-1] if line.endswith(":") and line[:1].strip() else ""
+        lines.append(f"**{title}.** " if title else line.strip())
+    text = "\n".join(lines)
+    return text.replace(".** \n", ".** ")
 
 
 OPTION = ("option", "type", "default", "meaning")
@@ -117,4 +169,6 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(*sys.argv[1:2] or ["docs"], "passes.md").write_text(reference(Registry()), encoding="utf-8")
+    folder = Path(*sys.argv[1:2] or ["docs"])
+    (folder / "passes.md").write_text(reference(Registry()), encoding="utf-8")
+    (folder / "rules.md").write_text(rules(), encoding="utf-8")
