@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -121,29 +122,44 @@ class Admission:
         self._nodes(graph.node, {*inputs, *tensors}, where, path)
 
     def _nodes(self, nodes: Iterable[NodeProto], defined: set[str], where: str, path: str) -> None:
-        for index, node in enumerate(nodes):
-            own = (node.name, node.op_type, node.domain, node.overload, node.doc_string)
-            _texts((*own, *node.input, *node.output), where)
-            for name in node.output:
-                if name and name in defined:
-                    raise InputError(
-                        f"{where}: node number {index}, {_label(node)}, defines '{name}', which is defined already"
-                    )
-                defined.add(name)
-            if node.attribute or node.metadata_props or node.device_configurations:
+        nodes = list(nodes)
+        makes = [node.output[:] for node in nodes]
+        for texts in ([n.name for n in nodes], [n.op_type for n in nodes], [n.domain for n in nodes],
+                      [n.overload for n in nodes], [n.doc_string for n in nodes],
+                      chain.from_iterable([n.input[:] for n in nodes]), chain.from_iterable(makes)):  # fmt: skip
+            _texts(texts, where)
+        made = [name for names in makes for name in names if name]
+        if len(set(made)) < len(made) or not defined.isdisjoint(made):
+            raise self._defined_twice(nodes, defined, where)
+        defined.update(made)
+        entries = [entry for node in nodes for entry in node.metadata_props]
+        _texts([text for entry in entries for text in (entry.key, entry.value)], where)
+        for node in nodes:
+            if node.attribute or node.device_configurations or len(node.metadata_props) > 1:
                 self._node(node, where, path)
+
+    def _defined_twice(self, nodes: Sequence[NodeProto], defined: set[str], where: str) -> InputError:
+        for index, node in enumerate(nodes):
+            for name in filter(None, node.output):
+                if name in defined:
+                    text = f"node number {index}, {_label(node)}, defines '{name}', which is defined already"
+                    return InputError(f"{where}: {text}")
+                defined.add(name)
+        raise AssertionError("no name is defined twice")
 
     def _node(self, node: NodeProto, where: str, path: str) -> None:
         where = f"{where}: node {_label(node)}"
-        self._metadata(node, where)
+        if len(node.metadata_props) > 1:
+            self._metadata(node, where)
         for configuration in node.device_configurations:
             if not configuration.configuration_id or not all(s.tensor_name for s in configuration.sharding_spec):
                 raise InputError(f"{where}: a device configuration without id, or a sharding without tensor name")
         if node.device_configurations and self.model.ir_version < _CONFIGURATION_IR:
             raise UnsupportedError(f"{where}: device configurations need IR version {_CONFIGURATION_IR}")
         _unique([a.name for a in node.attribute], "attribute", where)
+        path = f"{path}{node.name or node.op_type}"
         for attribute in node.attribute:
-            self._attribute(attribute, where, f"{path}{node.name or node.op_type}/{attribute.name}/")
+            self._attribute(attribute, where, f"{path}/{attribute.name}/")
 
     def _attribute(self, attribute: AttributeProto, where: str, path: str) -> None:
         kind = attribute.type

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxq.biases.uses import BiasUse, bias_uses
 from onnxq.diagnostics import Place
 from onnxq.errors import OnnxqError
 from onnxq.linting.inference import infer
@@ -164,6 +165,11 @@ class Subject:
         """Those with a row of several scales, however they lie, and how many there are."""
         rows = ((one, self.dims(one.scale_value)) for one in self.linears if one.scale_value is not None)
         return [(one, dims[0] or 0) for one, dims in rows if dims is not None and len(dims) == 1 and (dims[0] or 0) > 1]
+
+    @cached_property
+    def biases(self) -> list[tuple[Linear, BiasUse]]:
+        """Each stored bias behind a DequantizeLinear, once for each layer that reads it."""
+        return [(one, use) for one in self.stored if one.out is not None for use in bias_uses(one.node)]
 
     @cached_property
     def linear_of(self) -> dict[ir.Node, Linear]:

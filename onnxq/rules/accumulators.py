@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxq import ops
-from onnxq.biases.uses import bias_uses, operands, product
+from onnxq.biases.uses import operands, product
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
 from onnxq.look import Array, constant_tensor, onnx_op
@@ -69,20 +70,20 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
         fewer terms in one sum.
     """
     biases: dict[ir.Node, tuple[Array, ir.Node]] = {}
-    for one in subject.stored:
+    for one, use in subject.biases:
         value = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
         if value is not None and value.size:
-            biases.update({use.node: (value.astype(np.int64).ravel(), one.node) for use in bias_uses(one.node)})
+            biases[use.node] = (value.ravel(), one.node)
     for node in subject.of("Conv", "Gemm", "ConvTranspose", "MatMul"):
-        pairs = [subject.linear_of.get(dq) if dq is not None else None for dq in operands(node)]
-        x, w = pairs[0], pairs[1] if len(pairs) > 1 else None
-        bias, at = biases.get(node, (np.zeros(1, np.int64), node))
-        if x is None or w is None or not _may_overflow(node, x, w, int(np.abs(bias).max())):
+        x, w = (subject.linear_of.get(dq) if dq is not None else None for dq in (*operands(node), None)[:2])
+        bias, at = biases.get(node, (_NO_BIAS, node))
+        if x is None or w is None or not _may_overflow(node, x, w, max(int(bias.max()), -int(bias.min()))):
             continue
         high, low = _sums(node, x, w)
         if bias.size not in (1, high.size):
             continue
-        over = np.maximum(high + bias, -1 - low - bias)
+        total = bias.astype(np.int64)
+        over = np.maximum(high + total, -1 - low - total)
         if over.max(initial=0) > _INT32:
             channel = int(np.argmax(over))
             numbers = {
@@ -95,14 +96,25 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
             yield Finding(at, text, numbers=numbers)
 
 
+_NO_BIAS = np.zeros(1, np.int64)
+
+
 def _may_overflow(node: ir.Node, x: Linear, w: Linear, bias: int) -> bool:
     """Whether types and number of terms allow a sum outside int32, without reading weights."""
-    specs = _spec(x), _spec(w)
-    dims = x.subject.dims(node.inputs[1])
-    if specs[0] is None or specs[1] is None or dims is None or None in dims or wide(specs[0], specs[1]):
+    dims = w.subject.dims(node.inputs[1])
+    most = _largest_product(x.dtype, w.dtype) if x.dtype is not None and w.dtype is not None else 0
+    if not most or dims is None or None in dims or constant_tensor(w.data) is None:
         return False
-    terms = ops.terms(node, 1, [d or 0 for d in dims])
-    return largest_sum(specs[0], specs[1], terms) + bias > _INT32 and constant_tensor(w.data) is not None
+    return ops.terms(node, 1, [d or 0 for d in dims]) * most + bias > _INT32
+
+
+@cache
+def _largest_product(x: ir.DataType, w: ir.DataType) -> int:
+    """Bound of one product, whatever the zero points; 0 where products are not summed in int32."""
+    kinds = QTYPES.get(x.name.lower()), QTYPES.get(w.name.lower())
+    if kinds[0] is None or kinds[1] is None or wide(*(specs := (TensorSpec(kinds[0]), TensorSpec(kinds[1])))):
+        return 0
+    return largest_sum(*specs, 1)
 
 
 def _sums(node: ir.Node, x: Linear, w: Linear) -> tuple[Array, Array]:
@@ -130,12 +142,6 @@ def _sums(node: ir.Node, x: Linear, w: Linear) -> tuple[Array, Array]:
 
 def _along(zero: Array, axis: int, rank: int) -> Array:
     return zero.reshape([-1 if i == axis else 1 for i in range(rank)])
-
-
-def _spec(one: Linear) -> TensorSpec | None:
-    kind = QTYPES.get(one.dtype.name.lower()) if one.dtype is not None else None
-    symmetric = one.zero_value is None or (one.zero is not None and not one.zero.any())
-    return TensorSpec(kind, kind.signed and symmetric) if kind is not None else None
 
 
 def _has_quantized_output(node: ir.Node) -> bool:

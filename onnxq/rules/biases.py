@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.biases.uses import TOLERANCE, BiasUse, bias_uses
+from onnxq.biases.uses import TOLERANCE
 from onnxq.linting.rule import Finding, graph_rule
-from onnxq.linting.subject import Linear, Subject
+from onnxq.linting.subject import Subject
 from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES
 
@@ -32,7 +32,7 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
     Fix safety:
         Safe: the bias is encoded anew at the product; its values stay what they are, to half a step.
     """
-    for bias, use in _uses(subject):
+    for bias, use in subject.biases:
         scale = bias.scale
         if bias.dtype != ir.DataType.INT32 or scale is None or use.wide:
             continue
@@ -136,14 +136,7 @@ def bias_type(subject: Subject) -> Iterator[Finding]:
     Use instead:
         int32 at input scale * weight scale.
     """
-    for bias, use in _uses(subject):
+    for bias, use in subject.biases:
         spec = QTYPES.get(bias.dtype.name.lower()) if bias.dtype is not None else None
         if spec is not None and not spec.is_float and spec.bits < 32:
             yield Finding(bias.node, f"the bias of {use.node.op_type} '{use.node.name}' is {spec.name}")
-
-
-def _uses(subject: Subject) -> Iterator[tuple[Linear, BiasUse]]:
-    """Each bias behind a DequantizeLinear, once for each layer that reads it."""
-    for one in subject.stored:
-        for use in bias_uses(one.node) if one.out is not None else ():
-            yield one, use

@@ -115,7 +115,8 @@ def unused_range(subject: Subject) -> Iterator[Finding]:
         extent = _extent(one, array, axis)
         used = np.maximum(extent.high - extent.zero, extent.zero - extent.low)
         room = np.maximum(kind.qmax - extent.zero, extent.zero - kind.qmin)
-        few = (used > 0) & (4 * used < room) & ~(4 * _largest_bias(one, used.size) > LARGEST)
+        few = (used > 0) & (4 * used < room)
+        few = few & (4 * _largest_bias(one, used.size) <= LARGEST) if few.any() else few
         if few.any() and not _fits_four_bits(extent, kind):
             at = int(np.argmax(few))
             where = f"{plural(int(few.sum()), 'channel')} of {few.size} of its" if axis is not None else "its"

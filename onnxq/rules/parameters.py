@@ -133,10 +133,10 @@ def mixed_zero_points(subject: Subject) -> Iterator[Finding]:
         Symmetric weights, or one zero point.
     """
     for one, _ in subject.per_axis:
-        zero = one.zero
-        if zero is None or zero.size < 2 or one.block_size or one.dtype not in _EIGHT_AND_MORE:
+        if one.zero_value is None or one.block_size or one.dtype not in _EIGHT_AND_MORE:
             continue
-        if (zero != zero.flat[0]).any():
+        zero = subject.constant(one.zero_value)
+        if zero is not None and zero.size > 1 and (zero != zero.flat[0]).any():
             numbers = {"channels": int(zero.size), "least": int(zero.min()), "greatest": int(zero.max())}
             yield Finding(one.node, "its zero points differ from channel to channel", numbers=numbers)
 
@@ -156,7 +156,7 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
         Symmetric weights, or an unsigned type.
     """
     for one in subject.stored:
-        zero = one.zero if one.dtype in _SIGNED and not one.block_size else None
+        zero = subject.constant(one.zero_value) if one.dtype in _SIGNED and not one.block_size else None
         if zero is not None and zero.any() and _is_weight(one):
             numbers = {"zero point": int(zero.flat[int(np.argmax(zero != 0))])}
             text = f"its {dtype_name(one.dtype)} weight has a zero point other than 0"
