@@ -111,7 +111,7 @@ def test_examples_run(page: Path, folder: Path, capfd: pytest.CaptureFixture[str
     for kind, text in FENCE.findall(page.read_text(encoding="utf-8")):
         file = file_of(text)
         if file:
-            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text, encoding="utf-8")
         elif kind == "console":
             console(text, capfd)
