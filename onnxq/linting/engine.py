@@ -129,10 +129,7 @@ def _graph_rules(
             raise InputError(why)
         outcome.model = build(read())
     except InputError as error:
-        known = any(d.severity is Severity.ERROR for d in outcome.diagnostics)
-        text = f"the rules about the graph could not run: {error}"
-        severity = Severity.INFO if known else Severity.ERROR
-        outcome.diagnostics.append(Diagnostic(NOT_CARRIED, text, severity, source="not-carried"))
+        outcome.diagnostics.append(_not_run(f"the rules about the graph could not run: {error}", outcome))
         return
     if wire.path is not None:
         left_of(outcome.model).source = wire.path.resolve()
@@ -152,9 +149,16 @@ def _run(rule: Rule, subject: Wire | Subject, outcome: Outcome, suppressions: Su
             outcome.findings.append((rule, finding))
             outcome.reported.append(_diagnostic(rule, finding, place))
             outcome.diagnostics.append(outcome.reported[-1])
+    except InputError as error:  # weights that cannot be read; a rule about the file says so, if it was asked
+        outcome.diagnostics.append(_not_run(f"rule {rule.code} could not run: {error}", outcome))
     except Exception as error:  # a bug in a rule must not hide what the others found
         text = f"rule {rule.code} failed on this model, a bug in onnxq: {type(error).__name__}: {error}"
         outcome.diagnostics.append(Diagnostic(FAILED, text, Severity.ERROR, source="rule-failed"))
+
+
+def _not_run(text: str, outcome: Outcome) -> Diagnostic:
+    known = any(d.severity is Severity.ERROR for d in outcome.diagnostics)
+    return Diagnostic(NOT_CARRIED, text, Severity.INFO if known else Severity.ERROR, source="not-carried")
 
 
 def _wire_place(finding: Finding) -> Place:

@@ -48,13 +48,14 @@ def unreadable(wire: Wire) -> Iterator[Finding]:
 
 @wire_rule("OQ002", "not-carried", "error")
 def not_carried(wire: Wire) -> Iterator[Finding]:
-    """The rules about the graph could not run.
+    """The rules about the graph, or one of them, could not run.
 
     What it does:
-        Says why no graph could be made of the message. It is only an info when other findings tell what is wrong.
+        Says why: no graph could be made of the message, its nodes depend on each other in a circle, a standard operator
+        lacks inputs or attributes, a tensor cannot be read. It is only an info when other findings tell what is wrong.
 
     Why is this bad:
-        Only the rules about the file itself ran. What other rules look for was not looked for.
+        What these rules look for was not looked for.
 
     Use instead:
         Mend what the message names, and check again.

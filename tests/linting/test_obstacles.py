@@ -70,3 +70,13 @@ def test_attributes_of_another_kind_or_missing() -> None:
     assert said[0][2].endswith("it has a Gemm with an attribute 'transB' of another kind")
     _, said = found("g (float[2] x) => (float[2] y) { y = Cast(x) }", "OQ002", "OQ016")
     assert said[0][2].endswith("it has a Cast without its attribute 'to'")
+
+
+def test_a_rule_that_cannot_read_a_tensor_is_no_bug() -> None:
+    text = """g (float[2] x) => (float[2] y) <float s = {0.5}, uint8 z = {0}> {
+        q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }"""
+    model = parser.parse_model(HEAD + text)
+    model.graph.initializer[0].ClearField("float_data")
+    outcome = check(model, Selection(("OQ008", "OQ002", "OQ621"), target="ort-training"))
+    assert [(d.code, d.severity) for d in outcome.diagnostics] == [("OQ002", Severity.INFO), ("OQ008", Severity.ERROR)]
+    assert outcome.diagnostics[0].message.startswith("rule OQ621 could not run: tensor 's': the data do not fit")
