@@ -22,6 +22,10 @@ def train(
         Literal["distill", "mse", "cross-entropy"],
         typer.Option(help="As the float model, or to targets or labels in the data."),
     ] = "distill",
+    mode: Annotated[
+        Literal["whole", "blocks"], typer.Option(help="All layers together, or one block after the other.")
+    ] = "whole",
+    block_layers: Annotated[int, typer.Option(min=1, help="Layers that a block has at least.")] = 1,
     teacher: Annotated[
         str | None, typer.Option(metavar="FLOAT", help="Float model to learn from; a float MODEL is its own.")
     ] = None,
@@ -105,7 +109,7 @@ def train(
     factors = {name: item.plain() for name, item in _common.settings(lr_factor, "--lr-factor").items()}
     with _common.progress() as progress:
         result = run(
-            _common.source(model), data, loss=loss, recipe=recipe, target=target,
+            _common.source(model), data, loss=loss, mode=mode, block_layers=block_layers, recipe=recipe, target=target,
             teacher=None if teacher is None else _common.source(teacher), output=None if out == "-" else out,
             epochs=epochs, batch=batch, lr=lr, optimizer=optimizer, schedule=schedule, warmup=warmup,
             weight_decay=weight_decay, lr_factors=cast("Any", factors), freeze=freeze or (), scales=scales,

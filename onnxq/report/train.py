@@ -24,24 +24,34 @@ def to_text(report: Report, width: int = 120) -> str:
 def parts(report: Report) -> list[RenderableType]:
     """The report as pieces for a `rich` console: what quantizing came to, if it was part of it, then the training."""
     found = report.tables["training"]
-    before, after, epochs = found["before"], found["after"], len(found["epochs"])
+    before, after = found["before"], found["after"]
     rows = [
         (name, *("" if score[key] is None else form.format(score[key]) for score in (before, after)))
         for name, key, form in _ROWS
         if before[key] is not None or after[key] is not None
     ]
-    kept = f"after epoch {found['best_epoch']} of {epochs}" if found["best_epoch"] else "kept as it was"
     samples = found["samples"]
     title = f"Training on {plural(samples['train'], 'sample')}, judged on {samples['held_out']} held-out ones"
-    return [*run.parts(report), table(title, ("", "before", kept), rows, numbers=(1, 2)), Text(_effort(found))]
+    return [*run.parts(report), table(title, ("", "before", _kept(found)), rows, numbers=(1, 2)), Text(_effort(found))]
+
+
+def _kept(found: dict[str, Any]) -> str:
+    """What the column of the result is of."""
+    if found["after"] == found["before"]:
+        return "kept as it was"
+    if "blocks" in found:
+        better = sum(block["best_epoch"] > 0 for block in found["blocks"])
+        return f"{better} of {plural(len(found['blocks']), 'block')} trained"
+    return f"after epoch {found['best_epoch']} of {len(found['epochs'])}"
 
 
 def _effort(found: dict[str, Any]) -> str:
     """Options, parameters, steps and time, in a sentence."""
     options, speed, batch = found["options"], found["steps_per_second"], found["samples"]["batch"]
     values = [f"{part['values']} in {plural(part['tensors'], kind)}" for kind, part in found["parameters"].items()]
-    how = f"{options['loss']}, {options['optimizer']}, learning rate {options['lr']:g} ({options['schedule']})"
+    loss = "blocks" if "blocks" in found else options["loss"]
+    how = f"{loss}, {options['optimizer']}, learning rate {options['lr']:g} ({options['schedule']})"
     took = f"{plural(found['steps'], 'step')} of {plural(batch, 'sample')} in {found['seconds']:.1f} s"
     took += f" ({speed:.3g} a second)" if speed else ""
     took += f", after {found['resumed_steps']} of a checkpoint" if found["resumed_steps"] else ""
-    return f"{how}; {', '.join(values)}; {took}"
+    return "; ".join(part for part in (how, ", ".join(values), took) if part)

@@ -18,6 +18,7 @@ from onnxq.look import all_nodes
 from onnxq.recipe_text import find_recipe
 from onnxq.registry import Registry
 from onnxq.states import DEQUANTIZE, INTEGER_OPS, QUANTIZE, is_q
+from onnxq.training.by_blocks import BlockJob, Mode, check_mode
 from onnxq.training.data import read
 from onnxq.training.job import Job
 from onnxq.training.losses import Loss, float_outputs
@@ -40,6 +41,8 @@ def train(
     data: Data,
     *,
     loss: Loss = "distill",
+    mode: Mode = "whole",
+    block_layers: int = 1,
     teacher: Model | None = None,
     recipe: str | Path = "int8",
     target: str | Path | Target | None = None,
@@ -76,6 +79,10 @@ def train(
         data: Samples, as for `quantize`; for ``mse`` and ``cross-entropy`` with targets: pairs ``(feeds, targets)``, or
             arrays ``target.<output>`` beside the inputs. A sample of several entries along axis 0 is taken apart.
         loss: ``distill`` (outputs come near to the teacher's), ``mse`` (to targets), ``cross-entropy`` (to labels).
+        mode: ``whole``: all layers together, by the loss. ``blocks``: one block (a residual block, or a single layer)
+            after the other keeps the output it has in the float model, on what the blocks before it really give it;
+            for some hundred samples, and with little memory. ``epochs`` are of each block, ``loss`` is ``distill``.
+        block_layers: With ``blocks``: layers with weights that a block has at least.
         teacher: The float model to learn from; ``model`` itself if that is a float model.
         recipe: What quantizes a float model.
         target: As for `quantize`.
@@ -114,6 +121,7 @@ def train(
         loss=loss, epochs=epochs, lr=lr, optimizer=optimizer, schedule=schedule, warmup=warmup,
         weight_decay=weight_decay, lr_factors=dict(lr_factors or {}), scales=scales, freeze=tuple(freeze),
     )  # fmt: skip
+    check_mode(mode, options, block_layers, checkpoint is not None)
     ctx = Context(seed=seed, progress=progress or (lambda *_: None), custom_op_library=custom_op_library)
     opened = open_model(model)
     quantized = _quantized(opened.model)
@@ -142,7 +150,11 @@ def train(
     folder = Path(checkpoint) if checkpoint is not None else None
     crossing = start._crossing
     assert crossing is not None
-    Job(options, examples, shares, ctx, folder, resume, threads).run(crossing, wise)
+    if mode == "blocks":
+        assert wise is not None
+        BlockJob(options, examples, shares, ctx, threads, block_layers).run(crossing, wise)
+    else:
+        Job(options, examples, shares, ctx, folder, resume, threads).run(crossing, wise)
     path = Path(output) if output is not None else None
     if path is not None:
         crossing.save(path)

@@ -190,7 +190,9 @@ class _Run:
         outcome = Trainer(
             trainee, data, shares, given, judge, optimizer, options.rate, course, replace(ctx, progress=told)
         ).run()
-        self._take(trainee.finish())
+        self._trained.update(student.graph.initializers)
+        if outcome.best:
+            self._take(trainee.finish())
         return outcome
 
     def _open(self, value: ir.Value) -> bool:
@@ -200,7 +202,6 @@ class _Run:
         """Put the constants of a trained part into the whole model."""
         own = self.model.graph.initializers
         for name, value in finished.graph.initializers.items():
-            self._trained.add(name)
             own[name].const_value = value.const_value
 
 
