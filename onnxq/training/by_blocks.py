@@ -36,7 +36,7 @@ def check_mode(mode: str, options: Options, layers: int, checkpoint: bool) -> No
     """Refuse what does not go together.
 
     Raises:
-        OptionError: An unknown mode; another loss than ``distill`` or a checkpoint with ``blocks``; no layer in a block.
+        OptionError: An unknown mode; with ``blocks``: another loss than ``distill``, a checkpoint, no layer in a block.
     """
     if mode not in get_args(Mode):
         raise OptionError(f"unknown mode '{mode}'{near(mode, get_args(Mode))}")
