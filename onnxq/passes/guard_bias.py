@@ -62,7 +62,8 @@ class GuardBias(Pass):
 
     Attributes:
         bias: ``auto``: int32, by the target's policy. ``int32``: the same, but an error where that is impossible.
-            ``float``: as it was, where the target allows that; int32 elsewhere, with a note.
+            ``float``: as it was, where the target allows that; int32 elsewhere, with a note. Targets that take no
+            integers there get floats whatever is asked for.
     """
 
     name: ClassVar[str] = "guard-bias"
@@ -101,8 +102,10 @@ class GuardBias(Pass):
             x, weight = old.read_by(found.source), _weight(found, old)
             assert x is not None
             integer_output = found.tail in plan.activations or edge.node.outputs[0] in plan.activations
-            may_float = {"anywhere": True, "float-output": not integer_output, "nowhere": False}[rules.float_bias]
-            if self.bias == "float" and may_float:
+            may_float = rules.float_bias in ("anywhere", "always") or (
+                rules.float_bias == "float-output" and not integer_output
+            )
+            if (self.bias == "float" and may_float) or rules.float_bias == "always":
                 notes.as_asked(edge)
                 continue
             if self.bias == "float":

@@ -53,6 +53,8 @@ class Request:
         check_combination(target, weight.qtype, None if self.weight_only else activation.qtype)
         for qtype in (weight.qtype,) if self.weight_only else (activation.qtype, weight.qtype):
             check_installed(qtype)
+        if self.symmetric == "no" and target.weights.always_symmetric:
+            raise OptionError(f"target {target.name} takes symmetric weights only: give symmetric: auto, not no")
         weight = _with_symmetry(weight, self.symmetric, "symmetric")
         return activation, weight.at(self._granularity(target, weight))
 
@@ -66,6 +68,10 @@ class Request:
         if not isinstance(spec.granularity, PerTensor):
             raise OptionError(
                 f"target {target.name} asks for activations per channel: onnxq takes them per tensor only"
+            )
+        if self.activations_symmetric == "no" and target.activations.always_symmetric:
+            raise OptionError(
+                f"target {target.name} takes symmetric activations only: give activations-symmetric: auto"
             )
         return _with_symmetry(spec, self.activations_symmetric, "activations-symmetric")
 
@@ -99,7 +105,7 @@ def check_combination(target: Target, weight: QType, activation: QType | None) -
         OptionError: Names both, and what would do.
     """
     allowed = target.combinations.get(weight.name)
-    if allowed is None or (activation is not None and activation.name in allowed):
+    if allowed is None or (activation.name if activation is not None else "float") in allowed:
         return
     with_what = "float activations (weight-only)" if activation is None else f"{activation.name} activations"
     name = "" if activation is None else f" (A{activation.bits}W{weight.bits})"

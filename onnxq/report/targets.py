@@ -44,7 +44,8 @@ def target_parts(target: Target) -> list[RenderableType]:
         x, w = (", ".join(t.name for t in types) for types in (kernels.activations, kernels.weights))
         rows.append(("integer kernels", f"{x} activations with {w} weights; {kernels.otherwise}"))
     wide = f" ({target.bias.wide_policy} above 8 bits)" if target.bias.wide_policy else ""
-    rows.append(("bias", f"{target.bias.type}, where it does not fit {target.bias.policy}{wide}"))
+    integers = f"{target.bias.type}, where it does not fit {target.bias.policy}{wide}"
+    rows.append(("bias", "float" if target.bias.float_bias == "always" else integers))
     alike: dict[tuple[str, str, str], list[str]] = {}
     for op, rule in target.integer_ops.items():
         alike.setdefault((rule.kind, ", ".join(rule.forms), _conditions(rule)), []).append(op)

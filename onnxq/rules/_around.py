@@ -118,8 +118,8 @@ def weights(subject: Subject) -> Iterator[tuple[Linear, ir.Node]]:
 def no_nbits(subject: Subject, one: Linear, node: ir.Node) -> str:
     """Why onnxruntime makes no MatMulNBits of a product with a dequantized weight, in a word; empty where it does.
 
-    ``transposed``, ``axis-from-end``, ``tied`` and ``clip`` can be mended; ``other`` is everything else: operators, types
-    and granularities that it has no form of, 8 bits on both sides.
+    ``transposed``, ``axis-from-end``, ``tied`` and ``clip`` can be mended; ``other`` is everything else: operators,
+    types and granularities that it has no form of, 8 bits on both sides.
     """
     dims, scales = one.dims, one.scale
     alone = onnx_op(node, "MatMul") or all(attr_float(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))

@@ -45,6 +45,7 @@ class TensorRules:
         types: Types the runtime loads and computes right.
         default: The one used when nobody asks.
         symmetric: Whether the zero point is fixed at the middle of the type.
+        always_symmetric: Whether it must be, whatever is asked for.
         granularity: One scale per tensor or per output channel.
         blocked: Whether one scale per block of values may be asked for.
     """
@@ -54,6 +55,7 @@ class TensorRules:
     symmetric: bool
     granularity: Literal["per-tensor", "per-channel"] = "per-tensor"
     blocked: bool = False
+    always_symmetric: bool = False
 
     def __post_init__(self) -> None:
         if self.default not in self.types:
@@ -88,13 +90,13 @@ class BiasRules:
         wide_policy: The same where activations or weights have more than 8 bits; ``policy`` if not given.
         float_bias: Where a bias may stay float: ``anywhere``, behind layers with a ``float-output`` (onnxruntime
             rounds a float bias to int32 as it loads the model if a QuantizeLinear follows, and wraps around), or
-            ``nowhere``.
+            ``nowhere``. ``always``: it must, since the runtime takes no integers there.
     """
 
     type: QType
     policy: BiasPolicy
     wide_policy: BiasPolicy | None = None
-    float_bias: Literal["anywhere", "float-output", "nowhere"] = "float-output"
+    float_bias: Literal["anywhere", "float-output", "nowhere", "always"] = "float-output"
 
     def policy_for(self, wide: bool) -> BiasPolicy:
         """The policy for a layer; ``wide`` if its activations or weights have more than 8 bits."""
@@ -165,7 +167,8 @@ class Target:
         pack_axis: Which axis of a 4-bit weight has to be even. ``flat``: none, two values share a byte over the
             whole tensor; ``ascend``: axis 0 of Gemm with transB=1, the last axis elsewhere; ``input-channel``: the axis
             that is summed over (older Ascend deploy).
-        combinations: Weight type to the activation types it may stand with; a type that is not here stands with all.
+        combinations: Weight type to the activation types it may stand with, ``float`` for weight-only; a type that is
+            not here stands with all.
         gemm_trans_b: Whether a Gemm may keep its weight transposed; ``false`` asks for ``transB=0``.
         weight_form: ``deploy``: integers -> DQ -> op; ``fake-quant``: float -> Q -> DQ -> op.
         axis_form: ``native``: the channel axis stays where it is; ``canonical``: Transposes put it at 1.

@@ -26,7 +26,8 @@ integer-ops:
 def test_built_in_targets_load(name):
     target = load_target(name)
     assert target.name == name and target.description
-    assert target.activation_spec().granularity == PerTensor() and not target.activation_spec().symmetric
+    assert target.activation_spec().granularity == PerTensor()
+    assert target.activation_spec().symmetric == target.activations.always_symmetric == (name == "tensorrt")
     per_tensor = name == "ort-training"
     assert target.weight_spec().symmetric
     assert target.weight_spec().granularity == (PerTensor() if per_tensor else PerAxis())
@@ -34,7 +35,7 @@ def test_built_in_targets_load(name):
 
 
 def test_the_set_of_built_in_targets():
-    assert list_targets() == ["ascend", "onnx", "ort-cpu", "ort-training"]
+    assert list_targets() == ["ascend", "onnx", "ort-cpu", "ort-training", "qnn", "tensorrt"]
 
 
 def test_ort_cpu_keeps_the_measured_rules():
