@@ -10,7 +10,7 @@ us; a model of 5 000 nodes is asked 200 000 times).
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, BinaryIO, final
 
 import numpy as np
@@ -44,7 +44,7 @@ class RecordTensor(ir.LazyTensor):
         super().__init__(
             partial(_decode, record, payload),
             ir.DataType(record.data_type),
-            ir.Shape(record.dims, frozen=True),
+            _frozen_shape(tuple(record.dims)),
             name=record.name if record.HasField("name") else None,
             doc_string=record.doc_string or None,
             metadata_props=_metadata(record),
@@ -80,6 +80,12 @@ class RecordTensor(ir.LazyTensor):
 
     def __repr__(self) -> str:
         return f"{self._repr_base()}(name={self.name!r})"
+
+
+@lru_cache(maxsize=1024)
+def _frozen_shape(dims: tuple[int, ...]) -> ir.Shape:
+    """A shape that nobody can change, so that tensors may share it: a model has few, and making one costs 4 us."""
+    return ir.Shape(dims, frozen=True)
 
 
 @final

@@ -70,11 +70,12 @@ class Linear:
 
     def __post_init__(self) -> None:
         node, inputs = self.node, (*self.node.inputs, None, None, None)
+        attributes = node.attributes.data
         self.quantizes = node.op_type == QUANTIZE
         self.data, self.scale_value, self.zero_value = inputs[:3]
         self.out = node.outputs[0] if node.outputs else None
-        self.has_axis = "axis" in node.attributes
-        self.axis, self.block_size = _int(node, "axis", 1), _int(node, "block_size", 0)
+        self.has_axis = "axis" in attributes
+        self.axis, self.block_size = _int(attributes.get("axis"), 1), _int(attributes.get("block_size"), 0)
         self.dtype = integer_type(node) if node.inputs else None
         if self.dtype is None and not self.quantizes:
             self.dtype = self.subject.dtype(self.data)
@@ -111,6 +112,7 @@ class Subject:
         self.model, self.wire, self.target = model, wire, target
         self.paths: dict[ir.Graph, str] = {}
         self.holders: dict[ir.Graph, ir.Node] = {}
+        self.extents: dict[tuple[ir.Value, int | None], tuple[Array, Array] | None] = {}
         self._constants: dict[ir.Value, Array | None] = {}
         self._integers: dict[ir.Value, Array | None] = {}
         self._dims: dict[ir.Value, tuple[int | None, ...] | None] = {}
@@ -270,9 +272,8 @@ def _read(info: onnx.TypeProto) -> Inferred:
     return ir.DataType(kind) if kind else None, dims if info.tensor_type.HasField("shape") else None
 
 
-def _int(node: ir.Node, name: str, default: int) -> int:
+def _int(attribute: ir.Attr | None, default: int) -> int:
     """An attribute that should be an integer; the default where it is none, or a function call fills it in."""
-    attribute = node.attributes.get(name)
     fits = attribute is not None and attribute.type is ir.AttributeType.INT and not attribute.is_ref()
     return attribute.as_int() if attribute is not None and fits else default
 

@@ -1,9 +1,9 @@
-"""OQ209, OQ210, OQ212: what the integers of weights say. Each weight is read once a rule, one at a time."""
+"""OQ209, OQ210, OQ212: what the integers of weights say. Weights are read one at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +15,7 @@ from onnxq.linting.subject import Linear, Subject
 from onnxq.look import Array
 from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES, QType
-from onnxq.rules._weights import read_integers
+from onnxq.rules._weights import extent, read_integers, scale_axis
 from onnxq.wording import plural
 
 _SAMPLE = 1 << 16
@@ -42,13 +42,13 @@ def dead_channel(subject: Subject) -> Iterator[Finding]:
     """
     for one, kind in _weights(subject):
         axis = _channel_axis(one)
-        array = read_integers(one) if axis is not None else None
-        if array is None or axis is None or array.shape[axis] < 2:
+        found = extent(one, axis) if axis is not None else None
+        if found is None or found[0].size < 2:
             continue
-        extent = _extent(one, array, axis)
-        dead = (extent.low == extent.zero) & (extent.high == extent.zero)
+        zero = _zero(one, found[0].size)
+        dead = (found[0] == zero) & (found[1] == zero)
         if dead.any():
-            several = one.scale is not None and one.scale.size > 1
+            several = scale_axis(one) is not None
             text = (
                 f"{plural(int(dead.sum()), 'channel')} of {dead.size} of its {kind.name} weight hold nothing but zeros"
             )
@@ -104,49 +104,39 @@ def unused_range(subject: Subject) -> Iterator[Finding]:
         Scales from the largest weight of each channel.
     """
     for one, kind in _weights(subject):
-        if kind.bits < 8:
+        axis = scale_axis(one)
+        found = extent(one, axis) if kind.bits >= 8 and math.prod(d or 0 for d in one.dims or ()) >= _LEAST else None
+        if found is None or _fits_four_bits(*found, kind):
             continue
-        array = read_integers(one)
-        if array is None or array.size < _LEAST:
-            continue
-        scale = one.scale
-        several = scale is not None and scale.ndim == 1 and scale.size > 1 and not one.block_size
-        axis = one.axis if several and -array.ndim <= one.axis < array.ndim else None
-        extent = _extent(one, array, axis)
-        used = np.maximum(extent.high - extent.zero, extent.zero - extent.low)
-        room = np.maximum(kind.qmax - extent.zero, extent.zero - kind.qmin)
+        low, high = found
+        zero = _zero(one, low.size)
+        used = np.maximum(high - zero, zero - low)
+        room = np.maximum(kind.qmax - zero, zero - kind.qmin)
         few = (used > 0) & (4 * used < room)
         few = few & (4 * _largest_bias(one, used.size) <= LARGEST) if few.any() else few
-        if few.any() and not _fits_four_bits(extent, kind):
+        if few.any():
             at = int(np.argmax(few))
-            where = f"{plural(int(few.sum()), 'channel')} of {few.size} of its" if axis is not None else "its"
-            numbers = {"largest": int(used.ravel()[at]), "room": int(room.ravel()[at] if room.size > 1 else room.max())}
-            more = {"channel": at, "channels": int(few.sum())} if axis is not None else {}
-            text = (
-                f"{where} {kind.name} weight {'use' if axis is not None else 'uses'} less than a quarter of the range"
-            )
-            yield Finding(one.node, text, numbers={**numbers, **more})
+            numbers = {"largest": int(used.flat[at]), "room": int(room.flat[at if room.size > 1 else 0])}
+            if axis is None:
+                yield Finding(
+                    one.node, f"its {kind.name} weight uses less than a quarter of the range", numbers=numbers
+                )
+                continue
+            count = plural(int(few.sum()), "channel")
+            text = f"{count} of {few.size} of its {kind.name} weight use less than a quarter of the range"
+            yield Finding(one.node, text, numbers={**numbers, "channel": at, "channels": int(few.sum())})
 
 
 _FEW = 4
 """Weights of so few different values are binary, ternary or nearly so, whatever their bytes."""
 
 
-@dataclass(frozen=True)
-class _Extent:
-    """Smallest and largest integer, and zero point, each one or one a channel, int64."""
-
-    low: Array
-    high: Array
-    zero: Array
-
-
-def _extent(one: Linear, array: Array, axis: int | None) -> _Extent:
-    others = tuple(i for i in range(array.ndim) if axis is None or i != axis % array.ndim)
-    low, high = (np.asarray(found, np.int64) for found in (array.min(axis=others), array.max(axis=others)))
-    zero = one.zero if one.zero is not None else np.zeros(1, np.int64)
-    fits = zero.size in (1, low.size) and (zero.ndim < 2)
-    return _Extent(low, high, zero.reshape(-1) if fits and low.ndim else np.asarray(zero.ravel()[0]))
+def _zero(one: Linear, size: int) -> Array:
+    """The zero point, one or one a channel; 0 without any."""
+    zero = one.zero
+    if zero is None or not zero.size:
+        return np.zeros((), np.int64)
+    return zero.ravel() if zero.size == size else np.asarray(zero.flat[0])
 
 
 def _largest_bias(one: Linear, size: int) -> Array:
@@ -163,9 +153,9 @@ def _largest_bias(one: Linear, size: int) -> Array:
     return largest
 
 
-def _fits_four_bits(extent: _Extent, kind: QType) -> bool:
+def _fits_four_bits(low: Array, high: Array, kind: QType) -> bool:
     least, most = (-8, 7) if kind.signed else (0, 15)
-    return kind.bits == 8 and least <= int(extent.low.min()) and int(extent.high.max()) <= most
+    return kind.bits == 8 and least <= int(low.min()) and int(high.max()) <= most
 
 
 def _weights(subject: Subject) -> Iterator[tuple[Linear, QType]]:

@@ -9,12 +9,12 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from onnxq.carry import readers_behind
-from onnxq.errors import OnnxqError
 from onnxq.linting.rule import Finding, graph_rule, wire_rule
 from onnxq.linting.subject import Subject
 from onnxq.linting.wire import Wire
 from onnxq.look import attr_int, constant_tensor, onnx_op
 from onnxq.passes.skip_odd_pack_axis import pack_axis_of
+from onnxq.rules._weights import extent, scale_axis
 from onnxq.wording import plural
 
 _BITS: dict[int, int] = {
@@ -76,19 +76,18 @@ def four_bits_in_eight(subject: Subject) -> Iterator[Finding]:
         Unsafe: integers, scales and zero points stay what they are, but the opset goes to 21, and layers that ran on
         8-bit kernels may run in float: onnxruntime has no kernel of 4-bit weights with 8-bit activations.
     """
-    for one in subject.linears:
-        tensor = constant_tensor(one.data) if not one.quantizes else None
-        if tensor is None or tensor.dtype not in (ir.DataType.INT8, ir.DataType.UINT8) or tensor.size < 2:
+    for one in subject.stored:
+        tensor = constant_tensor(one.data)
+        if tensor is None or one.dtype not in (ir.DataType.INT8, ir.DataType.UINT8) or tensor.size < 2:
             continue
-        try:
-            array = tensor.numpy()
-        except OnnxqError:
-            continue  # a wire rule says what is wrong with its data
-        low, high = int(array.min()), int(array.max())
-        least, most = (-8, 7) if tensor.dtype == ir.DataType.INT8 else (0, 15)
+        found = extent(one, scale_axis(one))
+        if found is None:
+            continue
+        low, high = int(found[0].min()), int(found[1].max())
+        least, most = (-8, 7) if one.dtype == ir.DataType.INT8 else (0, 15)
         if least <= low and high <= most and low < high:
             text = f"its integers '{one.data.name if one.data is not None else ''}' need four bits, and have eight"
-            yield Finding(one.node, text, numbers={"least": low, "greatest": high, "bytes": int(array.size)})
+            yield Finding(one.node, text, numbers={"least": low, "greatest": high, "bytes": int(tensor.size)})
 
 
 @wire_rule("OQ403", "dirty-padding", "warning")
