@@ -146,12 +146,16 @@ class Scope:
     @cached_property
     def defined(self) -> set[str]:
         """Every name that this scope defines itself."""
-        return {*self.inputs, *self.constants, *chain.from_iterable(self.makes)} - {""}
+        names = {*self.inputs, *self.constants, *chain.from_iterable(self.makes)}
+        names.discard("")
+        return names
 
     @cached_property
     def read(self) -> set[str]:
         """Every name that its own nodes read."""
-        return set(chain.from_iterable(self.reads)) - {""}
+        names = set(chain.from_iterable(self.reads))
+        names.discard("")
+        return names
 
     @cached_property
     def described(self) -> list[str]:
