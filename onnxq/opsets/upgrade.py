@@ -18,6 +18,8 @@ from onnxq.edit import Namer, copy_metadata, detach, nested_graphs, plain_initia
 from onnxq.opsets.adapters import ADAPTERS
 from onnxq.opsets.rewrite import NeedsShapes, Refused, Rewrite
 
+_INT32 = range(1, 1 << 31)
+
 OLDEST = 6
 """The oldest opset that can be upgraded."""
 
@@ -32,6 +34,8 @@ class Obstacle(Exception):
 
 def schema(op_type: str, version: int) -> defs.OpSchema | None:
     """The schema of a standard operator at an opset, None if there is none."""
+    if version not in _INT32:
+        return None
     try:
         return defs.get_schema(op_type, version, "")
     except defs.SchemaError:

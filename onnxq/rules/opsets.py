@@ -60,7 +60,7 @@ def type_too_new(subject: Subject) -> Iterator[Finding]:
 
 
 def _too_new(node: ir.Node, side: str, index: int, dtype: ir.DataType, opset: int) -> Iterator[Finding]:
-    if not opset or opset > upgrade.newest() or dtype in _types(node.op_type, opset, side, index):
+    if not 0 < opset <= upgrade.newest() or dtype in _types(node.op_type, opset, side, index):
         return
     later = [v for v in _versions(node.op_type) if v > opset and dtype in _types(node.op_type, v, side, index)]
     text = f"{node.op_type} of opset {opset} takes no {dtype_name(dtype)}"
@@ -157,7 +157,8 @@ def integer_operator_left(subject: Subject) -> Iterator[Finding]:
         work on pairs.
 
     Use instead:
-        The float operator between DequantizeLinear and QuantizeLinear, of which onnxruntime makes the same kernels.
+        The float operator between DequantizeLinear and QuantizeLinear, of which onnxruntime makes the same kernels;
+        of a ConvInteger on what a DynamicQuantizeLinear makes, a float Conv, which is often faster.
 
     Fix safety:
         Safe: exact but for values in the middle of two integers, which may round the other way.
