@@ -47,11 +47,11 @@ def node_name(wire: Wire) -> Iterator[Finding]:
     """Nodes have no name, or share one.
 
     What it does:
-        Looks for nodes of one graph with the same name (a warning), and counts nodes without a name (an info).
+        Looks for nodes of one graph with the same name (an error), and counts nodes without a name (an info).
 
     Why is this bad:
-        Reports, selectors and overrides speak of nodes by name; onnxruntime's own quantizer keys on names, and takes
-        one node for the other.
+        onnxruntime does not load a model with two nodes of one name, and other tools take one for the other. Reports,
+        selectors and overrides speak of nodes by name.
 
     Use instead:
         A name of its own for each node.
@@ -63,7 +63,7 @@ def node_name(wire: Wire) -> Iterator[Finding]:
         for name, count in _doubled(scope.names):
             text = f"{plural(count, 'node')} of the name '{name}'"
             place = scope.place(scope.names.index(name))
-            yield Finding(place, text, "", {"nodes": count}, Severity.WARNING, fixable=not scope.in_function)
+            yield Finding(place, text, "", {"nodes": count}, Severity.ERROR, fixable=not scope.in_function)
         unnamed = scope.names.count("")
         if unnamed:
             first = scope.names.index("")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.defects import in_axes, in_model, in_pairs, in_parameters, in_targets  # noqa: F401  (they register their defects)
+from tests.defects import in_accelerators, in_axes, in_model, in_pairs, in_parameters, in_targets  # noqa: F401  (they register their defects)
 from tests.defects.defect import DEFECTS, Case
 
 

@@ -29,6 +29,7 @@ class Defect:
         layers: What it is tried on.
         target: The target that it is a defect for; None for any.
         also: Codes of other errors and warnings that are true, too, with the reason.
+        alters: Whether the model computes something else for other reasons, such as operators that came with it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Defect:
     layers: tuple[Layer, ...]
     target: str | None = None
     also: Mapping[str, str] = field(default_factory=dict)
+    alters: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def defect(
     *,
     target: str | None = None,
     also: Mapping[str, str] | None = None,
+    alters: bool = False,
 ) -> Callable[[Make], Make]:
     """Register a function that breaks a draft as a defect."""
 
@@ -96,7 +99,7 @@ def defect(
         if name in DEFECTS:
             raise ValueError(f"two defects are called '{name}'")
         title = (make.__doc__ or "").strip().splitlines()[0].rstrip(".")
-        DEFECTS[name] = Defect(name, code, title, make, tuple(layers), target, also or {})
+        DEFECTS[name] = Defect(name, code, title, make, tuple(layers), target, also or {}, alters)
         return make
 
     return register

@@ -73,7 +73,7 @@ class Draft:
         """One of its own."""
         return copy.deepcopy(self)
 
-    def put(self, name: str, array: Array) -> None:
+    def put(self, name: str, array: Array | np.generic) -> None:
         """Set a constant."""
         self.tensors[name] = numpy_helper.from_array(np.asarray(array), name)
 
@@ -202,8 +202,9 @@ class Draft:
 
 def _body(model: ModelProto, where: str) -> Body:
     if where == "function":
-        return model.functions[0]
-    graph = model.graph
+        function: FunctionProto = model.functions[0]
+        return function
+    graph: GraphProto = model.graph
     for name in [part for part in PATHS[where].split("/") if part in ("branch", "loop")]:
         (held,) = [n for n in graph.node if n.name == name]
         graph = next(a.g for a in held.attribute if a.name in ("then_branch", "body"))

@@ -24,7 +24,7 @@ def axis_outside(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_w")
 
 
-@defect("OQ301", "default-axis-of-rank-one", layers(3, op=OPS, where=WHERE))
+@defect("OQ301", "default-axis-of-rank-one", layers(3, op=OPS, where=WHERE), alters=True)
 def default_axis_of_rank_one(draft: Draft, rng: random.Random) -> Place:
     """A stored vector with several scales has no axis; the default of 1 is outside its rank."""
     count = draft.inputs["x"][-1]
@@ -76,7 +76,7 @@ def square_axis(draft: Draft, rng: random.Random) -> Place:
     layers(4, op=PRODUCTS, where=WHERE, square=True, bias="none", activation=["uint8", "none"]),
 )
 def square_axis_from_the_end(draft: Draft, rng: random.Random) -> Place:
-    """The same, with an axis that is counted from the end."""
+    """The scales of a square weight lie along its input channels, counted from the end."""
     draft.set("dq_w", "axis", -1 - draft.node("dq_w").attribute[0].i)
     return draft.at("dq_w")
 
@@ -209,6 +209,7 @@ def odd_pack_axis(draft: Draft, rng: random.Random) -> Place:
     "four-bits-in-eight",
     layers(3, op=OPS, weight=["int8", "uint8"], where=WHERE),
     also={"OQ212": "the range of eight bits is not used"},
+    alters=True,
 )
 def four_bits_in_eight(draft: Draft, rng: random.Random) -> Place:
     """Integers of four bits are stored one in a byte."""
@@ -232,13 +233,13 @@ def four_bits_in_eight(draft: Draft, rng: random.Random) -> Place:
 )
 def dirty_padding(draft: Draft, rng: random.Random) -> Place:
     """The unused half of the last byte of a 4-bit tensor is not zero."""
-    _odd(draft)
+    odd_values(draft)
     raw = draft.tensors["w"].raw_data
     draft.tensors["w"].raw_data = raw[:-1] + bytes([raw[-1] & 15 | rng.randrange(1, 16) << 4])
     return draft.at_tensor("w")
 
 
-def _odd(draft: Draft) -> None:
+def odd_values(draft: Draft) -> None:
     """A weight of an odd number of values: one channel of an odd number of inputs."""
     weight = draft.array("w")
     if weight.ndim == 4:
@@ -355,7 +356,13 @@ def bias_zero_point(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_b")
 
 
-@defect("OQ503", "bias-saturated", layers(5, op=BIASED, where=WHERE), also={"OQ506": "no room for the products"})
+@defect(
+    "OQ503",
+    "bias-saturated",
+    layers(5, op=BIASED, where=WHERE),
+    also={"OQ506": "no room for the products"},
+    alters=True,
+)
 def bias_saturated(draft: Draft, rng: random.Random) -> Place:
     """An int32 bias lies at the end of its range."""
     bias = draft.array("b")
@@ -376,6 +383,7 @@ def bias_axis(draft: Draft, rng: random.Random) -> Place:
     "float-bias-overflow",
     layers(4, op=["Conv", "Gemm", "GemmT", "ConvTranspose"], bias="float", where=["main", "then", "function"]),
     target="ort-cpu",
+    alters=True,
 )
 def float_bias_overflow(draft: Draft, rng: random.Random) -> Place:
     """A float bias does not fit int32 when onnxruntime turns it into integers."""
@@ -386,7 +394,7 @@ def float_bias_overflow(draft: Draft, rng: random.Random) -> Place:
     return draft.at("layer")
 
 
-@defect("OQ506", "no-headroom", layers(3, op=BIASED, where=WHERE))
+@defect("OQ506", "no-headroom", layers(3, op=BIASED, where=WHERE), alters=True)
 def no_headroom(draft: Draft, rng: random.Random) -> Place:
     """An int32 bias leaves no room for the sum of products."""
     bias = draft.array("b")
@@ -396,7 +404,10 @@ def no_headroom(draft: Draft, rng: random.Random) -> Place:
 
 
 @defect(
-    "OQ507", "bias-of-eight-bits", layers(3, op=["Conv", "Gemm", "GemmT", "ConvTranspose"], where=WHERE, bias="none")
+    "OQ507",
+    "bias-of-eight-bits",
+    layers(3, op=["Conv", "Gemm", "GemmT", "ConvTranspose"], where=WHERE, bias="none"),
+    alters=True,
 )
 def bias_of_eight_bits(draft: Draft, rng: random.Random) -> Place:
     """A bias is stored in 8 bits."""

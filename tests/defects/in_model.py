@@ -287,7 +287,7 @@ def function_twice(draft: Draft, rng: random.Random) -> Place:
     return NOWHERE
 
 
-@defect("OQ014", "sparse-initializer", layers(2, op=["MatMul", "Gemm"], where=["main", "then"]))
+@defect("OQ014", "sparse-initializer", layers(2, op=["MatMul", "Gemm"], where=["main", "then"]), alters=True)
 def sparse_initializer(draft: Draft, rng: random.Random) -> Place:
     """A weight is a sparse initializer, which most tools drop."""
 

@@ -48,7 +48,7 @@ def pair_scale(draft: Draft, rng: random.Random) -> Place:
     also=OTHER_PRODUCT,
 )
 def pair_scale_old(draft: Draft, rng: random.Random) -> Place:
-    """The same at other opsets."""
+    """The DequantizeLinear of an activation has another scale, at opsets 13, 19, 23 and 25."""
     return pair_scale(draft, rng)
 
 
@@ -155,14 +155,14 @@ def bypass(draft: Draft, rng: random.Random) -> Place:
     return draft.at("q_y")
 
 
-@defect("OQ104", "shared-q", layers(5, op=OPS, activation=["uint8", "int8"], where=WHERE))
+@defect("OQ104", "shared-q", layers(5, op=OPS, activation=["uint8", "int8"], where=WHERE), alters=True)
 def shared_q(draft: Draft, rng: random.Random) -> Place:
     """Two DequantizeLinear read one QuantizeLinear."""
     _second_reader(draft)
     return draft.at("q_y")
 
 
-@defect("OQ101", "shared-q-scale", layers(5, op=OPS, activation=["uint8", "int8"], where=WHERE))
+@defect("OQ101", "shared-q-scale", layers(5, op=OPS, activation=["uint8", "int8"], where=WHERE), alters=True)
 def shared_q_scale(draft: Draft, rng: random.Random) -> Place:
     """Two DequantizeLinear read one QuantizeLinear, the second at another scale."""
     _second_reader(draft)
@@ -209,7 +209,7 @@ def integer_op_zero_point(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_y")
 
 
-@defect("OQ106", "double-pair", layers(5, op=OPS, activation=KINDS, where=WHERE, bias=["none", "float"]))
+@defect("OQ106", "double-pair", layers(5, op=OPS, activation=KINDS, where=WHERE, bias=["none", "float"]), alters=True)
 def double_pair(draft: Draft, rng: random.Random) -> Place:
     """A value is quantized twice in a row, at different ranges."""
     draft.put("z_scale", draft.array("x_scale") * np.float32(rng.choice([0.7, 1.4])))
@@ -234,7 +234,7 @@ def relu_on_integers(draft: Draft, rng: random.Random) -> Place:
     return draft.at("relu_of_integers")
 
 
-@defect("OQ107", "add-of-integers", layers(4, op=OPS, activation=["uint8", "int8"], where=WHERE))
+@defect("OQ107", "add-of-integers", layers(4, op=OPS, activation=["uint8", "int8"], where=WHERE), alters=True)
 def add_of_integers(draft: Draft, rng: random.Random) -> Place:
     """An Add adds quantized integers."""
     op = rng.choice(["Add", "Mul", "Sub"])
@@ -243,7 +243,7 @@ def add_of_integers(draft: Draft, rng: random.Random) -> Place:
     return draft.at("sum")
 
 
-@defect("OQ108", "concat-of-scales", layers(5, op=OPS, activation=KINDS, where=WHERE))
+@defect("OQ108", "concat-of-scales", layers(5, op=OPS, activation=KINDS, where=WHERE), alters=True)
 def concat_of_scales(draft: Draft, rng: random.Random) -> Place:
     """A Concat joins integers of different scales."""
     _two_scales(draft)
@@ -253,7 +253,7 @@ def concat_of_scales(draft: Draft, rng: random.Random) -> Place:
     return draft.at("join")
 
 
-@defect("OQ108", "max-of-scales", layers(2, op=OPS, activation=["uint8", "int8"], where=WHERE))
+@defect("OQ108", "max-of-scales", layers(2, op=OPS, activation=["uint8", "int8"], where=WHERE), alters=True)
 def max_of_scales(draft: Draft, rng: random.Random) -> Place:
     """A Max compares integers of different scales."""
     _two_scales(draft)
@@ -298,7 +298,7 @@ def cast_and_mul(draft: Draft, rng: random.Random) -> Place:
     return draft.at("mul")
 
 
-@defect("OQ112", "computed-scale", layers(4, op=OPS, where=WHERE))
+@defect("OQ112", "computed-scale", layers(4, op=OPS, where=WHERE), alters=True)
 def computed_scale(draft: Draft, rng: random.Random) -> Place:
     """The scale of a pair is computed when the model runs."""
     reduce = node("ReduceMax", ["x"], "x_largest", "largest", keepdims=0)

@@ -224,7 +224,7 @@ def output_type_and_zero_point(draft: Draft, rng: random.Random) -> Place:
     return draft.at("q_y")
 
 
-@defect("OQ207", "mixed-zero-points", layers(4, op=OPS, weight=["uint8", "uint16"], where=WHERE))
+@defect("OQ207", "mixed-zero-points", layers(4, op=OPS, weight=["uint8", "uint16"], where=WHERE), alters=True)
 def mixed_zero_points(draft: Draft, rng: random.Random) -> Place:
     """The channels of a weight have different zero points."""
     zero = draft.array("w_zero")
@@ -232,7 +232,9 @@ def mixed_zero_points(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_w")
 
 
-@defect("OQ208", "symmetric-weight-shifted", layers(5, op=OPS, weight=["int8", "int16", "int4"], where=WHERE))
+@defect(
+    "OQ208", "symmetric-weight-shifted", layers(5, op=OPS, weight=["int8", "int16", "int4"], where=WHERE), alters=True
+)
 def symmetric_weight_shifted(draft: Draft, rng: random.Random) -> Place:
     """A signed weight has a zero point other than 0."""
     zero = draft.array("w_zero")
@@ -240,7 +242,7 @@ def symmetric_weight_shifted(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_w")
 
 
-@defect("OQ209", "dead-channel", layers(4, op=OPS, where=WHERE))
+@defect("OQ209", "dead-channel", layers(4, op=OPS, where=WHERE), alters=True)
 def dead_channel(draft: Draft, rng: random.Random) -> Place:
     """All integers of a channel are zero."""
     weight = np.moveaxis(draft.array("w"), draft.node("dq_w").attribute[0].i, 0)
@@ -267,7 +269,7 @@ def zero_point_out_of_range(draft: Draft, rng: random.Random) -> Place:
     return draft.at("q_x")
 
 
-@defect("OQ212", "unused-range", layers(4, op=OPS, where=WHERE, bias=["float", "none"]))
+@defect("OQ212", "unused-range", layers(4, op=OPS, where=WHERE, bias=["float", "none"]), alters=True)
 def unused_range(draft: Draft, rng: random.Random) -> Place:
     """The integers of a channel use a small part of their range."""
     axis = draft.node("dq_w").attribute[0].i

@@ -199,9 +199,10 @@ def half_concat(draft: Draft, rng: random.Random) -> Place:
         where=["main", "then", "function"],
     ),
     target=CPU,
+    alters=True,
 )
 def two_bits_and_eight(draft: Draft, rng: random.Random) -> Place:
-    """2-bit weights with 8-bit activations: the default session does not load it. (The layer itself is the defect.)"""
+    """2-bit weights with 8-bit activations: the default session does not load it."""
     return draft.at("dq_w")
 
 
@@ -294,6 +295,7 @@ WEIGHT_ONLY = {"activation": "none", "bias": "none"}
         **WEIGHT_ONLY,
     ),
     target=CPU,
+    alters=True,
 )
 def tied_weight(draft: Draft, rng: random.Random) -> Place:
     """Two layers read one weight: neither becomes MatMulNBits."""
@@ -309,6 +311,7 @@ def tied_weight(draft: Draft, rng: random.Random) -> Place:
     "axis-from-the-end",
     layers(2, op="MatMul", weight=["int8", "int4"], where=["main", "then"], **WEIGHT_ONLY),
     target=CPU,
+    alters=True,
 )
 def axis_from_the_end(draft: Draft, rng: random.Random) -> Place:
     """The axis of a weight-only MatMul is counted from the end: it does not become MatMulNBits."""
@@ -321,6 +324,7 @@ def axis_from_the_end(draft: Draft, rng: random.Random) -> Place:
     "turned-weight",
     layers(2, op="Gemm", weight=["int8", "int4"], where=["main", "function"], **WEIGHT_ONLY),
     target=CPU,
+    alters=True,
 )
 def turned_weight(draft: Draft, rng: random.Random) -> Place:
     """A weight-only Gemm has transB=1: it does not become MatMulNBits."""
@@ -342,6 +346,7 @@ def turned_weight(draft: Draft, rng: random.Random) -> Place:
         **WEIGHT_ONLY,
     ),
     target=CPU,
+    alters=True,
 )
 def whole_table(draft: Draft, rng: random.Random) -> Place:
     """A table is dequantized as a whole for the few rows that a Gather takes."""
@@ -356,7 +361,11 @@ def whole_table(draft: Draft, rng: random.Random) -> Place:
 
 
 @defect(
-    "OQ706", "residual-matmul", layers(2, op="MatMul", square=True, bias="none", where=["main", "function"]), target=CPU
+    "OQ706",
+    "residual-matmul",
+    layers(2, op="MatMul", square=True, bias="none", where=["main", "function"]),
+    target=CPU,
+    alters=True,
 )
 def residual_matmul(draft: Draft, rng: random.Random) -> Place:
     """A MatMul of rank 2 goes into a residual Add without a pair between: it runs in float."""
@@ -372,6 +381,7 @@ def residual_matmul(draft: Draft, rng: random.Random) -> Place:
     layers(3, op=["Conv", "MatMul"], bias="none", where=["main", "then", "function"], **INT8),
     target=CPU,
     also={"OQ701": "no pair follows the two layers", "OQ706": "no pair follows the two layers"},
+    alters=True,
 )
 def int8_fan_out(draft: Draft, rng: random.Random) -> Place:
     """int8 activations are read by two layers: none of them is fused."""
@@ -383,7 +393,7 @@ def int8_fan_out(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_x")
 
 
-@defect("OQ708", "isolated-pair", layers(3, op=OPS, where=["main", "then", "function"]), target=CPU)
+@defect("OQ708", "isolated-pair", layers(3, op=OPS, where=["main", "then", "function"]), target=CPU, alters=True)
 def isolated_pair(draft: Draft, rng: random.Random) -> Place:
     """A pair stands between operators that run in float anyway."""
     draft.node("dq_y").output[0] = "y_before"
@@ -395,7 +405,12 @@ def isolated_pair(draft: Draft, rng: random.Random) -> Place:
     return draft.at("q_t")
 
 
-@defect("OQ709", "concat-ranges", layers(4, op=OPS, activation=["uint8", "int8"], where=["main", "then", "function"]))
+@defect(
+    "OQ709",
+    "concat-ranges",
+    layers(4, op=OPS, activation=["uint8", "int8"], where=["main", "then", "function"]),
+    alters=True,
+)
 def concat_ranges(draft: Draft, rng: random.Random) -> Place:
     """A Concat joins values of very different ranges under one scale."""
     draft.put("big_scale", draft.array("y_scale") * np.float32(100))
@@ -424,9 +439,10 @@ def concat_ranges(draft: Draft, rng: random.Random) -> Place:
         where=["main", "then", "function"],
     ),
     target=CPU,
+    alters=True,
 )
 def activations_rounded(draft: Draft, rng: random.Random) -> Place:
-    """16-bit activations are rounded to 8 bits by MatMulNBits. (The layer itself is the defect.)"""
+    """16-bit activations are rounded to 8 bits by MatMulNBits."""
     return draft.at("layer")
 
 
@@ -435,7 +451,32 @@ def activations_rounded(draft: Draft, rng: random.Random) -> Place:
     "half-pairs",
     layers(3, op=PRODUCTS, half=True, bias="none", where=["main", "then", "function"]),
     target=CPU,
+    alters=True,
 )
 def half_pairs(draft: Draft, rng: random.Random) -> Place:
-    """Pairs of float16: onnxruntime's CPU provider fuses none of them. (The layer itself is the defect.)"""
+    """Pairs of float16: onnxruntime's CPU provider fuses none of them."""
     return draft.at("q_x")
+
+
+@defect(
+    "OQ712", "gemm-without-zero-point", layers(3, op=["Gemm", "GemmT"], where=["main", "then", "function"]), target=CPU
+)
+def gemm_without_zero_point(draft: Draft, rng: random.Random) -> Place:
+    """The pair of a Gemm's weight has no zero point: it runs in float."""
+    del draft.node("dq_w").input[2], draft.tensors["w_zero"]
+    return draft.at("dq_w")
+
+
+@defect(
+    "OQ713",
+    "weight-only-before-relu",
+    layers(3, op=["MatMul", "Gemm"], weight=["int8", "int4"], where=["main", "then", "function"], **WEIGHT_ONLY),
+    target=CPU,
+    alters=True,
+)
+def weight_only_before_relu(draft: Draft, rng: random.Random) -> Place:
+    """A Relu follows a weight-only product: it does not become MatMulNBits."""
+    draft.node("layer").output[0] = "product"
+    draft.nodes.append(node("Relu", ["product"], "y_relu", "relu"))
+    draft.nodes.append(node("Tanh", ["y_relu"], "y", "tanh"))
+    return draft.at("dq_w")

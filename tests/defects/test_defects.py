@@ -9,6 +9,7 @@ import pytest
 
 from onnxq import lint
 from onnxq.diagnostics import Diagnostic, Severity
+from onnxq.linting.catalog import rules
 from tests.defects.corpus import cases
 from tests.defects.defect import Case
 from tests.defects.layers import Layer
@@ -34,8 +35,13 @@ def test_healthy(layer: Layer) -> None:
 
 
 def test_the_corpus_is_large() -> None:
-    assert len(CASES) >= 150
+    assert len(CASES) >= 600
     assert {c.layer.where for c in CASES} == {"main", "then", "loop", "nested", "function"}
+
+
+def test_each_rule_has_a_defect() -> None:
+    told_by_the_engine = {"OQ002", "OQ900", "OQ901"}
+    assert {case.defect.code for case in CASES} == set(rules()) - told_by_the_engine
 
 
 def _is_at(diagnostic: Diagnostic, place: object) -> bool:
