@@ -16,7 +16,7 @@ def obstacle(wire: Wire) -> str:
     for scope in wire.scopes:
         opset = scope.imports.get("", 0)
         for kind in scope.kinds.values():
-            why = _misfit(kind, opset) if not kind.domain and 0 < opset <= onnx.defs.onnx_opset_version() else ""
+            why = "" if kind.domain else _misfit(kind, opset)
             if why:
                 return f"it has a {kind.op_type} {why}"
     for found in unsorted_scopes(wire):
@@ -27,9 +27,11 @@ def obstacle(wire: Wire) -> str:
 
 
 def _misfit(kind: Signature, opset: int) -> str:
-    schema = _schema(kind.op_type, opset)
+    if opset < 1:
+        return "of an opset that is not imported"
+    schema = _schema(kind.op_type, opset) if opset <= onnx.defs.onnx_opset_version() else None
     if schema is None:
-        return ""
+        return ""  # a rule says so
     if kind.inputs < schema.min_input or kind.outputs < schema.min_output:
         return f"of {plural(kind.inputs, 'input')} and {plural(kind.outputs, 'output')}"
     given = {name for name, *_ in kind.attributes}
@@ -47,5 +49,5 @@ def _misfit(kind: Signature, opset: int) -> str:
 def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
         return onnx.defs.get_schema(op_type, opset)
-    except onnx.defs.SchemaError:  # a rule says so
+    except onnx.defs.SchemaError:
         return None

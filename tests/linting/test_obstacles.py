@@ -80,3 +80,11 @@ def test_a_rule_that_cannot_read_a_tensor_is_no_bug() -> None:
     outcome = check(model, Selection(("OQ008", "OQ002", "OQ621"), target="ort-training"))
     assert [(d.code, d.severity) for d in outcome.diagnostics] == [("OQ002", Severity.INFO), ("OQ008", Severity.ERROR)]
     assert outcome.diagnostics[0].message.startswith("rule OQ621 could not run: tensor 's': the data do not fit")
+
+
+def test_operators_of_no_version() -> None:
+    model = parser.parse_model(HEAD + "g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    model.opset_import[0].domain = "com.microsoft"
+    outcome = check(model, Selection(("OQ002", "OQ003")), graph=True)
+    assert [d.code for d in outcome.diagnostics] == ["OQ002", "OQ003"]
+    assert outcome.diagnostics[0].message.endswith("it has a Relu of an opset that is not imported")
