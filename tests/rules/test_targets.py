@@ -39,7 +39,7 @@ def layer(body: str = PAIR + WEIGHT, inputs: str = "float[4, 16] x", **more: Any
         ("ascend", {}, ["q"]),
         ("ascend", SIGNED, []),
         ("qnn", {"wq": array(16, 8, kind=np.uint8, low=0), "wz": np.zeros(8, np.uint8)}, []),
-        ("qnn", {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}, ["q"]),
+        ("qnn", {"z": np.zeros((), ml_dtypes.float8_e4m3fn)}, ["q", "w"]),
         ("onnx", {}, []),
         ("ort-cpu", SIGNED, []),
         (None, {}, []),
@@ -151,7 +151,7 @@ STATIC = {**QUICK, "search": False, "method": "minmax"}
         ("attention", "tensorrt", "w4-blocked", {**QUICK, "symmetric": "auto"}),
         ("conv-chain", "qnn", "int8", STATIC),
         ("transformer", "qnn", "int8", STATIC),
-        ("transformer", "qnn", "int8", {**STATIC, "activations": "uint16"}),
+        ("conv-chain", "qnn", "int8", {**STATIC, "activations": "uint16"}),
         ("transformer", "ascend", "a8w4", QUICK),
     ],
 )
