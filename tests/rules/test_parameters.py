@@ -85,15 +85,16 @@ def test_mixed_zero_points() -> None:
 
 
 def test_weights_with_a_zero_point() -> None:
-    body = "d = DequantizeLinear<axis=0>(w, s, z) y = {}"
-    data: dict[str, Any] = {"w": np.ones((4, 4, 1, 1), S8), "s": F(1), "z": S8(-3)}
-    model = build(body.format("Conv(x, d)"), data)
+    body = "q = QuantizeLinear(x, t) e = DequantizeLinear(q, t) d = DequantizeLinear<axis=0>(w, s, z) y = {}"
+    data: dict[str, Any] = {"w": np.ones((4, 4, 1, 1), S8), "s": F(1), "z": S8(-3), "t": F(1)}
+    model = build(body.format("Conv(e, d)"), data)
     assert places(model, "OQ208") == ["d"] and numbers(model, "OQ208") == {"zero point": -3}
-    assert not find(build(body.format("Conv(x, d)"), {**data, "z": S8(0)}), "OQ208")
-    assert not find(build(body.format("Conv(x, d)"), {**data, "w": np.ones((4, 4, 1, 1), U8), "z": U8(3)}), "OQ208")
-    assert not find(build(body.format("Mul(x, d)"), data), "OQ208"), "a constant that is no weight"
+    assert not find(build(body.format("Conv(e, d)"), {**data, "z": S8(0)}), "OQ208")
+    assert not find(build(body.format("Conv(e, d)"), {**data, "w": np.ones((4, 4, 1, 1), U8), "z": U8(3)}), "OQ208")
+    assert not find(build(body.format("Mul(e, d)"), data), "OQ208"), "a constant that is no weight"
+    assert not find(build(body.format("Conv(x, d)"), data), "OQ208"), "weights alone"
     one = {**data, "s": np.ones(4, "f"), "z": np.array([0, 0, 5, 0], S8)}
-    assert numbers(build(body.format("Conv(x, d)"), one), "OQ208") == {"zero point": 5}
+    assert numbers(build(body.format("Conv(e, d)"), one), "OQ208") == {"zero point": 5}
 
 
 def test_zero_points_that_their_type_does_not_hold() -> None:

@@ -52,6 +52,15 @@ def test_integer_operators_have_scales_too() -> None:
     assert places(model, "OQ202") == ["y"] and numbers(model, "OQ202")["channel"] == 1
 
 
+def test_negative_scales_of_blocks() -> None:
+    """Some 4-bit quantizers write them, so that -8 stands for the largest value; 0 is wrong there, too."""
+    block = "y = DequantizeLinear<axis=0, block_size=2>(w, s)"
+    data = {"w": np.ones((4, 2), np.int8), "s": np.array([[1, -1], [-2, 2]], "f")}
+    assert not find(build(block, data), "OQ201")
+    model = build(block, {**data, "s": np.array([[1, -1], [-2, 0]], "f")})
+    assert numbers(model, "OQ201") == {"scale": 0.0, "channel": 3, "channels": 1}
+
+
 def test_bodies_and_functions() -> None:
     (found,) = find(build(in_branch("q = QuantizeLinear(x, s) p = DequantizeLinear(q, k)", "p"),
                           {"s": F(0), "k": F(1)}), "OQ201")  # fmt: skip
