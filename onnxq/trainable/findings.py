@@ -53,6 +53,7 @@ def obstacles(model: ir.Model) -> Iterator[Finding]:
     target = load_target("ort-training")
     opset = model.opset_imports.get("", 0)
     yield from _versions(model, target, opset)
+    sharers: dict[ir.Value, list[ir.Node]] = {}
     for graph in all_graphs(model):
         for first, *copies in equal_quantizers(graph):
             for node in copies:
@@ -60,7 +61,7 @@ def obstacles(model: ir.Model) -> Iterator[Finding]:
                 yield Finding("equal-pairs", node, text)
         for node in graph:
             if is_q(node, QUANTIZE):
-                yield from _quantizer(node, graph is model.graph, opset)
+                yield from _quantizer(node, graph is model.graph, opset, sharers)
             elif is_q(node, DEQUANTIZE):
                 yield from _dequantizer(node)
             else:
@@ -81,7 +82,7 @@ def _versions(model: ir.Model, target: Target, opset: int) -> Iterator[Finding]:
         yield Finding("ir-version", None, text)
 
 
-def _quantizer(q: ir.Node, main: bool, opset: int) -> Iterator[Finding]:
+def _quantizer(q: ir.Node, main: bool, opset: int, sharers: dict[ir.Value, list[ir.Node]]) -> Iterator[Finding]:
     readers = [(node, index) for node, index in q.outputs[0].uses()]
     behind = [node for node, index in readers if index == 0 and is_q(node, DEQUANTIZE)]
     after = _readers(behind)
@@ -111,10 +112,12 @@ def _quantizer(q: ir.Node, main: bool, opset: int) -> Iterator[Finding]:
         text = f"rounds to {dtype.name.lower() if dtype else 'an unknown type'}, the training build to 8 bits{after}"
         yield Finding("other-width", q, text)
     zero_value = parameter(q, 2)
-    others = {n for n, index in zero_value.uses() if index == 2} - {q, *behind} if zero_value is not None else set()
-    if any(is_q(node, QUANTIZE) for node in others):
-        other = min(_name(node) for node in others if is_q(node, QUANTIZE))
-        text = f"shares its zero point with {other}: the training build takes it away with the first pair{after}"
+    if zero_value is not None and zero_value not in sharers:
+        readers = {node for node, index in zero_value.uses() if index == 2 and is_q(node, QUANTIZE)}
+        sharers[zero_value] = sorted(readers, key=_name)[:2]
+    other = next((node for node in sharers[zero_value] if node is not q), None) if zero_value is not None else None
+    if other is not None:
+        text = f"shares its zero point with {_name(other)}: the training build takes it away with the first pair{after}"
         yield Finding("shared-zero-point", q, text)
     for node in (q, *behind):
         zero = constant_tensor(parameter(node, 2))

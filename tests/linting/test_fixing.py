@@ -128,7 +128,8 @@ def old_opset(p: Parts) -> None:
 
 
 def same_type_twice(p: Parts) -> None:
-    p.set("QuantizeLinear_xq", "output_dtype", int(helper.np_dtype_to_tensor_dtype(p.constants["x_zero"].dtype)))
+    p.constants["x_zero"] = np.int8(int(p.constants["x_zero"]) - 128)  # the same range; uint8 loads
+    p.set("QuantizeLinear_xq", "output_dtype", int(TensorProto.INT8))
 
 
 def contrib(p: Parts) -> None:
