@@ -83,13 +83,14 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
         if bias.size not in (1, high.size):
             continue
         total = bias.astype(np.int64)
-        over = np.maximum(high + total, -1 - low - total)
+        above, below = high + total, -1 - low - total
+        over = np.maximum(above, below)
         if over.max(initial=0) > _INT32:
             channel = int(np.argmax(over))
             numbers = {
                 "channel": channel,
                 "bias": int(bias[channel if bias.size > 1 else 0]),
-                "products": int(max(high[channel], -low[channel])),
+                "products": int(high[channel] if above[channel] >= below[channel] else low[channel]),
                 "int32": _INT32,
             }
             text = f"products and bias of '{node.name}' may add up to more than int32 holds"
