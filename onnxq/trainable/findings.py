@@ -113,8 +113,8 @@ def _quantizer(q: ir.Node, main: bool, opset: int, sharers: dict[ir.Value, list[
         yield Finding("other-width", q, text)
     zero_value = parameter(q, 2)
     if zero_value is not None and zero_value not in sharers:
-        readers = {node for node, index in zero_value.uses() if index == 2 and is_q(node, QUANTIZE)}
-        sharers[zero_value] = sorted(readers, key=_name)[:2]
+        sharing = {node for node, index in zero_value.uses() if index == 2 and is_q(node, QUANTIZE)}
+        sharers[zero_value] = sorted(sharing, key=_name)[:2]
     other = next((node for node in sharers[zero_value] if node is not q), None) if zero_value is not None else None
     if other is not None:
         text = f"shares its zero point with {_name(other)}: the training build takes it away with the first pair{after}"
