@@ -36,9 +36,11 @@ class Suppressions:
     graphs: dict[str, list[_Entry]] = field(default_factory=dict)
     nodes: dict[tuple[str, str], list[_Entry]] = field(default_factory=dict)
     values: dict[tuple[str, str], list[_Entry]] = field(default_factory=dict)
+    functions: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.everywhere = _entries(self.wire.model, Place())
+        self.functions = {scope.path for scope in self.wire.scopes[1:] if scope.outer is None}
         for scope in self.wire.scopes:
             self._add(self.graphs, scope.path, _entries(scope.body, Place(graph=scope.path)))
             for tensor in [t for t in scope.initializers if t.metadata_props]:
@@ -57,15 +59,20 @@ class Suppressions:
         """Whether a finding is not to be reported."""
         candidates = [*self.everywhere]
         if self.graphs or self.nodes or self.values:
-            parts = place.graph.split("/")
-            for size in range(len(parts) + 1):
-                candidates += self.graphs.get("/".join(parts[:size]), [])
+            for path in self._around(place.graph):
+                candidates += self.graphs.get(path, [])
             candidates += self.nodes.get((place.graph, place.node or place.value), [])
             candidates += self.values.get((place.graph, place.value), [])
         hits = [entry for entry in candidates if rule.code.startswith(entry.prefix)]
         for entry in hits:
             entry.used = True
         return bool(hits)
+
+    def _around(self, path: str) -> list[str]:
+        """A graph and those around it; the main graph is not around local functions."""
+        parts = path.split("/")
+        paths = ["/".join(parts[:size]) for size in range(1, len(parts) + 1)]
+        return paths if any(one in self.functions for one in paths) else ["", *paths]
 
     def unused(self, chosen: Sequence[Rule]) -> Iterator[Diagnostic]:
         """Suppressions that suppressed nothing although a rule they name ran."""

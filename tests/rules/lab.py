@@ -30,7 +30,7 @@ def build(
         body: Nodes in the text form of onnx.
         data: Initializers by name.
         x: Graph inputs.
-        y: Graph outputs.
+        y: Graph outputs; one without dimensions is of unknown rank.
         opset: Version of ai.onnx.
         ir: IR version.
         functions: Local functions as text.
@@ -38,6 +38,7 @@ def build(
     """
     text = f'<ir_version: {ir}, opset_import: ["" : {opset}{imports}]> g ({x}) => ({y}) {{ {body} }} {functions}'
     model = parser.parse_model(text)
+    _open(model.graph)
     for name, array in (data or {}).items():
         tensor = array if isinstance(array, onnx.TensorProto) else numpy_helper.from_array(np.asarray(array))
         tensor.name = name
@@ -54,6 +55,14 @@ def _name(nodes: Iterable[onnx.NodeProto]) -> None:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 _name(graph.node)
+                _open(graph)
+
+
+def _open(graph: onnx.GraphProto) -> None:
+    """Let outputs that are written without dimensions have any shape."""
+    for value in graph.output:
+        if not value.type.tensor_type.shape.dim:
+            value.type.tensor_type.ClearField("shape")
 
 
 def find(model: Any, code: str, **options: Any) -> list[Diagnostic]:
