@@ -122,7 +122,7 @@ def defects(chosen: Sequence[Case], folder: Path) -> Row:
         row = kinds.setdefault(one.name, {**empty, "error": 0.0, "caught": dict.fromkeys(caught, 0)})
         row["cases"] += 1
         row["run"] += refused[file] == "run"
-        if not one.alters:
+        if not one.alters and layers[file] == case.layer:
             row["error"] = max(row["error"], _error(file, healthy[layers[file]]))
         for tool, found in caught.items():
             row["caught"][tool] += found[index]

@@ -7,6 +7,7 @@ Each measurement is a fresh process, which checks a small model first, so that i
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -138,14 +139,19 @@ def measure(model: Path, small: Path, *, checker: bool = False, lazy: bool = Fal
     return row
 
 
-def page() -> float:
-    """Median seconds of ``onnxq rule OQ303``, the whole process."""
-    times = []
+def page() -> Row:
+    """``onnxq rule OQ303``, the whole process: the smallest seconds and CPU seconds of several."""
+    rows = []
     for _ in range(7):
-        start = time.perf_counter()
+        wall, cpu = time.perf_counter(), _children()
         subprocess.run([sys.executable, "-m", "onnxq", "rule", "OQ303"], check=True, capture_output=True, cwd=ROOT)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        rows.append({"cpu": _children() - cpu, "seconds": time.perf_counter() - wall})
+    return {key: min(row[key] for row in rows) for key in ("cpu", "seconds")}
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def speed(sizes: tuple[int, ...] = SIZES, megabytes: int = 1024) -> Row:
@@ -172,8 +178,8 @@ def speed(sizes: tuple[int, ...] = SIZES, megabytes: int = 1024) -> Row:
             f"{megabytes} MB beside the model: {row['lint']['cpu']:.2f} s CPU, {row['peak_rss'] / 1e6:.0f} MB",
             flush=True,
         )
-    result["rule"] = round(page(), 3)
-    print(f"onnxq rule OQ303: {result['rule']:.3f} s", flush=True)
+    result["rule"] = page()
+    print(f"onnxq rule OQ303: {result['rule']['cpu']:.2f} s CPU", flush=True)
     return result
 
 
@@ -196,6 +202,6 @@ def missed(result: Row) -> list[str]:
         out.append(
             f"external data: {row['lint']['cpu']:.2f} s and {row['peak_rss'] / 1e6:.0f} MB, wanted 1 s and 200 MB"
         )
-    if result["rule"] > WANTED_RULE:
-        out.append(f"onnxq rule: {result['rule']:.2f} s, wanted {WANTED_RULE:g} s")
+    if result["rule"]["cpu"] > WANTED_RULE:
+        out.append(f"onnxq rule: {result['rule']['cpu']:.2f} s, wanted {WANTED_RULE:g} s")
     return out

@@ -30,7 +30,7 @@ def defect_table(result: Row) -> str:
     sums = [sum(row["caught"][tool] for row in found["rows"]) for tool in tools]
     lines.append(("", "**all**", f"**{total}**", *(f"**{n / total:.0%}**" for n in sums), ""))
     ours = found["seconds"]["onnxq"]
-    times = ", ".join(f"{tool} {found['seconds'][tool] / ours:.1f}x" for tool in tools if tool != "onnxq")
+    times = ", ".join(f"{tool} {found['seconds'][tool] / ours:.2g}x" for tool in tools if tool != "onnxq")
     machine = result["machine"]
     peers = ", ".join(f"{name} {version}" for name, version in found["tools"].items() if version)
     note = (
@@ -78,7 +78,7 @@ def speed_table(result: Row) -> str:
     lines.append((f"onnx.checker, {nodes}", *_times(row["checker"]), ""))
     lines.append((f"wire rules of group 0, {nodes}", *_times(row["wire"]), ""))
     lines.append((f"all rules of group 0, {nodes}", *_times(row["group 0"]), ""))
-    lines.append(("`onnxq rule OQ303`, whole process", "", f"{found['rule']:.2f} s", ""))
+    lines.append(("`onnxq rule OQ303`, whole process", *_times(found["rule"]), ""))
     machine = result["machine"]
     where = f"{machine['cpus']} cores {machine['machine']}, Python {machine['python']}"
     note = f"Medians of fresh processes after imports; {where}."

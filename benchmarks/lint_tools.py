@@ -96,7 +96,8 @@ def onnxruntime(path: str) -> Said:
     defaults = {one.name for one in session.get_overridable_initializers()}
     for one in session.get_inputs():
         if one.name not in defaults:
-            feeds[one.name] = np.abs(rng.normal(size=one.shape)).astype(kinds[one.type])
+            shape = [d if isinstance(d, int) else 1 for d in one.shape]
+            feeds[one.name] = np.abs(rng.normal(size=shape)).astype(kinds[one.type])
     try:
         found = session.run(None, feeds)
     except Exception as error:
