@@ -76,12 +76,12 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
     """A node stands before the node whose value it reads.
 
     What it does:
-        Looks for values that are used before they are defined, in each graph and function. Nodes that need each other's
-        values in a circle are an error.
+        Looks for values that are used before they are defined, in each graph and function. In a body or function it is
+        an error, and so are nodes that need each other's values in a circle.
 
     Why is this bad:
-        ONNX wants nodes in topological order. onnxruntime sorts them itself; onnx.checker and other runtimes refuse the
-        model. Nothing can sort a circle.
+        ONNX wants nodes in topological order. onnxruntime sorts those of the main graph itself, and does not load the
+        model where it is another one; onnx.checker and other runtimes refuse it in any case. Nothing can sort a circle.
 
     Use instead:
         The order of the computation.
@@ -102,7 +102,8 @@ def unsorted(wire: Wire) -> Iterator[Finding]:
                 maker = found.made[late]
                 text = f"it reads '{late}', which {scope.ops[maker][1]} '{scope.names[maker]}' makes further down"
                 numbers = {"position": index, "maker": maker}
-                yield Finding(scope.place(index), text, numbers=numbers, fixable=fixable)
+                severity = Severity.ERROR if scope.outer is not None or scope.in_function else None
+                yield Finding(scope.place(index), text, "", numbers, severity, fixable)
 
 
 @wire_rule("OQ007", "undefined-value", "error")

@@ -93,6 +93,15 @@ def square_axis_behind_transpose(draft: Draft, rng: random.Random) -> Place:
     return draft.at("dq_w")
 
 
+@defect("OQ303", "axis-of-batched-weight", layers(3, op="MatMul", where=WHERE, square=True, bias="none"), alters=True)
+def axis_of_batched_weight(draft: Draft, rng: random.Random) -> Place:
+    """The scales of a stored weight of rank 3 lie along axis 1, as those of a matrix do."""
+    draft.put("w", np.stack([draft.array("w")] * 2))
+    for shape in (draft.inputs["x"], draft.outputs["y"]):
+        shape.insert(0, 2)
+    return draft.at("dq_w")
+
+
 @defect("OQ304", "channels-of-activation", layers(5, op=OPS, where=WHERE, activation=["uint8", "int8"], bias="none"))
 def channels_of_activation(draft: Draft, rng: random.Random) -> Place:
     """An activation has a scale for each channel."""
@@ -345,6 +354,22 @@ def bias_one_scale(draft: Draft, rng: random.Random) -> Place:
     scale = draft.array("b_scale")
     draft.put("b_scale", scale.max())
     draft.put("b", np.rint(draft.array("b") * (scale / scale.max())).astype(np.int32))
+    return draft.at("dq_b")
+
+
+@defect(
+    "OQ501", "bias-of-two-layers", layers(4, op=["Conv", "Gemm", "GemmT", "ConvTranspose"], where=WHERE), alters=True
+)
+def bias_of_two_layers(draft: Draft, rng: random.Random) -> Place:
+    """Two layers with weights of different scales read one int32 bias."""
+    first = draft.node("layer")
+    draft.put("v_scale", draft.array("w_scale") * np.float32(rng.choice([0.5, 3])))
+    turned = node("DequantizeLinear", ["w", "v_scale", "w_zero"], "v_float", "dq_v")
+    turned.attribute.extend(draft.node("dq_w").attribute)
+    second = node(first.op_type, [first.input[0], "v_float", "b_float"], "y_second", "second")
+    second.attribute.extend(first.attribute)
+    first.output[0] = "y_first"
+    draft.insert("q_y", turned, second, node("Add", ["y_first", "y_second"], "y_real", "add"))
     return draft.at("dq_b")
 
 

@@ -107,6 +107,19 @@ def unsorted(draft: Draft, rng: random.Random) -> Place:
     return draft.at("layer")
 
 
+@defect("OQ006", "captured-too-late", layers(2, op=OPS, where=["then", "loop"]))
+def captured_too_late(draft: Draft, rng: random.Random) -> Place:
+    """A body reads a value that its graph makes only behind it."""
+
+    def edit(model: ModelProto, body: Body) -> None:
+        for one in body.node:
+            one.input[:] = ["x_late" if name == "x" else name for name in one.input]
+        model.graph.node.append(node("Identity", ["x"], "x_late", "late"))
+
+    draft.edits.append(edit)
+    return Place("branch" if draft.where == "then" else "loop")
+
+
 @defect("OQ007", "undefined-input", layers(5, op=OPS, where=WHERE))
 def undefined_input(draft: Draft, rng: random.Random) -> Place:
     """A node reads a value that nothing defines."""
