@@ -95,9 +95,11 @@ def step(node: ir.Node, dims: Sequence[int]) -> Step | str:
         return f"{label} has attributes that a function call fills in"
     if node.op_type == "Transpose":
         perm = tuple(attr_ints(node, "perm", range(len(before))[::-1]) or ())
+        if sorted(perm) != list(range(len(before))):
+            return f"{label} turns {list(perm)}, which does not fit {list(before)}"
         return Step(label, before, tuple(before[i] for i in perm), perm)
     if node.op_type == "Cast":
-        dtype = ir.DataType(attr_int(node, "to", 0))
+        dtype = next((kind for kind in ir.DataType if kind == attr_int(node, "to", 0)), ir.DataType.UNDEFINED)
         return Step(label, before, before, dtype=dtype) if dtype in _FLOATS else f"{label} casts to {dtype.name}"
     after = _shape(node, before)
     if after is None:
@@ -121,7 +123,9 @@ def _shape(node: ir.Node, dims: Dims) -> Dims | None:
     if node.op_type == "Reshape":
         return _reshaped(given, dims, bool(attr_int(node, "allowzero", 0)))
     rank = len(dims) + (len(given) if node.op_type == "Unsqueeze" else 0)
-    axes = {a % rank for a in given}
+    axes = {a % rank if rank else a for a in given}
+    if len(axes) != len(given):
+        return None  # no axis can be named twice
     if node.op_type == "Squeeze":
         return tuple(d for i, d in enumerate(dims) if i not in axes)
     rest = iter(dims)
@@ -252,11 +256,14 @@ def readers_behind(value: ir.Value, dims: Dims, axis: int) -> Iterator[Reader]:
 
     Where a carrier merges or splits the axis nobody can say where it is, and what lies behind is left out.
     """
-    for node, index in value.uses():
-        if not carries(node) or index:
-            yield Reader(node, index, dims, axis)
-            continue
-        one = step(node, dims)
-        there = one.forward(axis) if isinstance(one, Step) else one
-        if isinstance(one, Step) and isinstance(there, int):
-            yield from readers_behind(node.outputs[0], one.after, there)
+    pending = [(value, dims, axis)]
+    while pending:
+        value, dims, axis = pending.pop()
+        for node, index in value.uses():
+            if not carries(node) or index:
+                yield Reader(node, index, dims, axis)
+                continue
+            one = step(node, dims)
+            there = one.forward(axis) if isinstance(one, Step) else one
+            if isinstance(one, Step) and isinstance(there, int):
+                pending.append((node.outputs[0], one.after, there))

@@ -97,13 +97,17 @@ def operands(node: ir.Node) -> tuple[ir.Node | None, ir.Node | None]:
         while producer is not None and carries(producer) and producer.inputs and producer.inputs[0] is not None:
             producer = producer.inputs[0].producer()
         found.append(producer if is_q(producer, DEQUANTIZE) else None)
-    return found[0], found[1] if len(found) > 1 else None
+    x, w = (*found, None, None)[:2]
+    return x, w
 
 
 def _readers(value: ir.Value, carried: bool) -> Iterator[tuple[Edge, bool]]:
     """Uses of a value, looked through ops that only carry it; whether there are such between."""
-    for edge in uses(value):
-        if carries(edge.node) and not edge.index:
-            yield from _readers(edge.node.outputs[0], True)
-        else:
-            yield edge, carried
+    pending = [(value, carried)]
+    while pending:
+        value, carried = pending.pop()
+        for edge in uses(value):
+            if carries(edge.node) and not edge.index:
+                pending.append((edge.node.outputs[0], True))
+            else:
+                yield edge, carried

@@ -114,11 +114,14 @@ def _source(value: ir.Value | None) -> ir.Node | None:
 
 def _readers(value: ir.Value | None) -> Iterator[ir.Node]:
     """What computes with a value, behind ops that only move it."""
-    for node, index in value.uses() if value is not None else ():
-        if not index and onnx_op(node, *MOVERS, "Flatten", "Gather", "Split", "Identity"):
-            yield from (reader for out in node.outputs for reader in _readers(out))
-        else:
-            yield node
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        for node, index in value.uses() if value is not None else ():
+            if not index and onnx_op(node, *MOVERS, "Flatten", "Gather", "Split", "Identity"):
+                pending += node.outputs
+            else:
+                yield node
 
 
 def _on_integers(subject: Subject, node: ir.Node) -> bool:

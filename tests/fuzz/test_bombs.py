@@ -154,6 +154,31 @@ def a_node_of_many_inputs() -> ModelProto:
     return model([helper.make_node("Concat", ["x"] * 50_000, ["y"], axis=0)])
 
 
+def chain(op_type: str, length: int = 1100) -> ModelProto:
+    """A weight, an activation and a bias that go a long way between their pairs and their layer."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["x0"]),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["w0"]),
+        helper.make_node("DequantizeLinear", ["b", "s"], ["b0"]),
+    ]
+    for name in "xwb":
+        nodes += [helper.make_node(op_type, [f"{name}{i}"], [f"{name}{i + 1}"]) for i in range(length)]
+    nodes.append(helper.make_node("Gemm", [f"{name}{length}" for name in "xwb"], ["g0"]))
+    nodes += [helper.make_node(op_type, [f"g{i}"], [f"g{i + 1}"]) for i in range(length)]
+    nodes += [
+        helper.make_node("QuantizeLinear", [f"g{length}", "s", "z"], ["gq"]),
+        helper.make_node("DequantizeLinear", ["gq", "s", "z"], ["y"]),
+    ]
+    made = model(nodes)
+    tensors = {"w": np.ones((3, 3), np.int8), "b": np.ones((3, 3), np.int32), "s": np.float32(0.1), "z": np.uint8(3)}
+    made.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in tensors.items())
+    return made
+
+
+BOMBS.update({f"a_long_row_of_{op}": (lambda op=op: chain(op)) for op in ("Identity", "Relu", "Transpose", "MaxPool")})  # type: ignore[misc]
+
+
 def quantized(scale: TensorProto) -> ModelProto:
     made = model([helper.make_node("QuantizeLinear", ["x", "s"], ["y"])])
     made.graph.initializer.append(scale)
