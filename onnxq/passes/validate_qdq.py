@@ -18,6 +18,7 @@ from onnxq.passbase import Context, Pass
 from onnxq.wording import plural
 
 _GROUPS = ("OQ1", "OQ2", "OQ3", "OQ4", "OQ5")
+_ASKED_FOR = frozenset({"OQ401"})  # `skip-odd-pack-axis` applies the pack rule, which its options may lift
 _SHOWN = 10
 
 
@@ -26,7 +27,8 @@ class ValidateQdq(Pass):
     """graph -> graph, or a `ValidationError` that names each broken rule and its place.
 
     The rules are those of `onnxq lint` about pairs, parameters, axes, packing and biases (OQ1 to OQ5) whose findings
-    are errors, with those of the target that the recipe writes for. `onnxq rule CODE` explains each. Weights are not
+    are errors, with those of the target that the recipe writes for; not the pack rule (OQ401), which
+    `skip-odd-pack-axis` applies. `onnxq rule CODE` explains each. Weights are not
     read. What a rule finds less than an error is a note.
     """
 
@@ -61,5 +63,5 @@ def _gate(subject: Subject) -> Iterator[Rule]:
     target = subject.target.name if subject.target is not None else None
     for rule in rules().values():
         gated = rule.tier == "graph" and rule.code.startswith(_GROUPS) and not rule.weights
-        if gated and rule.severity is Severity.ERROR and rule.applies_to(target):
+        if gated and rule.code not in _ASKED_FOR and rule.severity is Severity.ERROR and rule.applies_to(target):
             yield rule

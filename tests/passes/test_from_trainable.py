@@ -229,7 +229,7 @@ B = np.zeros(7, np.float32)
         ({"w_float": W, "b_float": B, "w_flot": W}, "'w_flot', which is no constant of this model; did you mean w_"),
         ({"w_float": W[:1], "b_float": B}, "'w_float' has shape [1, 5, 3, 3], the model's has [7, 5, 3, 3]"),
         ({"w_float": W.astype(np.float64), "b_float": B}, "'w_float' is float64, the model's is float32"),
-        ({"w_float": W * np.nan, "b_float": B}, "'w_float' has 315 values that are not finite"),
+        ({"w_float": W * np.nan, "b_float": B}, "'w_float' has 315 values not finite"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_does_not_fit(arrays_: dict[str, Any], words: str, tmp_path: Path) -> None:
