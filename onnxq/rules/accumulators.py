@@ -71,7 +71,7 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
     """
     biases: dict[ir.Node, tuple[Array, ir.Node]] = {}
     for one, use in subject.biases:
-        value = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
+        value = subject.integers(one.data) if one.dtype == ir.DataType.INT32 else None
         if value is not None and value.size:
             biases[use.node] = (value.ravel(), one.node)
     for node in subject.of("Conv", "Gemm", "ConvTranspose", "MatMul"):

@@ -89,7 +89,7 @@ def bias_saturated(subject: Subject) -> Iterator[Finding]:
         A larger weight scale for that channel, before the weight is quantized (`guard-bias` does it).
     """
     for one in subject.stored:
-        bias = subject.constant(one.data) if one.dtype == ir.DataType.INT32 else None
+        bias = subject.integers(one.data) if one.dtype == ir.DataType.INT32 else None
         if bias is None or not bias.size or max(int(bias.max()), -int(bias.min())) <= LARGEST:
             continue
         cut = np.abs(bias.astype(np.int64)) > LARGEST

@@ -156,7 +156,7 @@ def zero_point_not_symmetric(subject: Subject) -> Iterator[Finding]:
         Symmetric weights, or an unsigned type.
     """
     for one in subject.stored:
-        zero = subject.constant(one.zero_value) if one.dtype in _SIGNED and not one.block_size else None
+        zero = subject.integers(one.zero_value) if one.dtype in _SIGNED and not one.block_size else None
         if zero is not None and zero.any() and _is_weight(one):
             numbers = {"zero point": int(zero.flat[int(np.argmax(zero != 0))])}
             text = f"its {dtype_name(one.dtype)} weight has a zero point other than 0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -19,13 +20,19 @@ TARGETS: tuple[str | None, ...] = (None, *list_targets())
 
 
 def broken(data: bytes, folder: Path, target: str | None) -> str:
-    """What of the law a model breaks; empty where nothing.
+    """What of the law a model breaks; empty where nothing. Warnings of Python count.
 
     Args:
         data: A serialized model, or anything else.
         folder: Where its external data are, and where it is written.
         target: The target whose rules are added.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _broken(data, folder, target)
+
+
+def _broken(data: bytes, folder: Path, target: str | None) -> str:
     selection, path = Selection(target=target), folder / "model.onnx"
     path.write_bytes(data)
     outcome = check(data, selection, base_dir=folder)
