@@ -24,7 +24,7 @@ test-training: $(READY) $(TRAINING_READY)  ## train what onnxq writes, on onnxru
 	ONNXQ_TRAINING_PYTHON=$(abspath $(TRAINING_VENV))/bin/python $(BIN)/python -m pytest -rs -m training tests/training_build $(ARGS)
 
 cover: $(READY)  ## run the unit suite and fail where less than 90 % of onnxq is covered
-	$(BIN)/python -m pytest -n auto -m "not slow and not training" $(ARGS) --cov --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto -m "not slow and not training" --cov --cov-fail-under=90 $(ARGS)
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
