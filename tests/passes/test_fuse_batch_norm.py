@@ -237,8 +237,8 @@ def test_float16(run_passes: Callable[..., Any], same_numbers: Callable[..., Non
     out = run_passes(good, FuseBatchNorm())
     assert out.ops() == ["Conv"] and out.initializers()["w"].dtype == np.float16
     same_numbers(good, out.proto, rtol=1e-2, atol=5e-3)
-    tiny = {**stats(6), "gamma": np.full(6, 6e4), "var": np.full(6, -0.5 + 1e-4)}
-    out = run_passes(build(nodes, (1, 4, 5, 5), np.float16, w=(6, 4, 1, 1), **tiny), FuseBatchNorm())
+    tiny = {**stats(6), "gamma": np.full(6, 3e4), "var": np.full(6, -0.5 + 1e-4)}
+    out = run_passes(build(nodes, (1, 4, 5, 5), np.float16, w=np.full((6, 4, 1, 1), 3.0), **tiny), FuseBatchNorm())
     assert not out.changed and out.ctx.report.notes[0].message == "the weight would leave the range of FLOAT16"
 
 
