@@ -33,7 +33,7 @@ def losses(path: Path) -> tuple[float, float]:
 
 
 def test_the_page_leads_to_a_trained_integer_model(build: Any, tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("## On onnxruntime's training build") :]
+    section = PAGE[PAGE.index("## On onnxruntime's training build") :].partition("\n## ")[0]
     (tmp_path / "models").symlink_to(ROOT / "models")
     before = tmp_path / "integers.onnx"
     quantize_dynamic(ROOT / "models" / "lenet" / "lenet.onnx", before, weight_type=QuantType.QInt8)
