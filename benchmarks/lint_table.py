@@ -81,7 +81,7 @@ def speed_table(result: Row) -> str:
     lines.append(("`onnxq rule OQ303`, whole process", *_times(found["rule"]), ""))
     machine = result["machine"]
     where = f"{machine['cpus']} cores {machine['machine']}, Python {machine['python']}"
-    note = f"Medians of fresh processes after imports; {where}."
+    note = f"The smallest of three fresh processes after imports, of seven for the page of a rule; {where}."
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in lines), "", note])
 
 
