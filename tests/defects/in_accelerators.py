@@ -11,9 +11,12 @@ from onnx import ModelProto
 from onnxq.diagnostics import Place
 from tests.defects.defect import defect
 from tests.defects.draft import Body, Draft, node
-from tests.defects.in_axes import channels_of_activation, odd_values
-from tests.defects.in_pairs import computed_scale, shared_q
-from tests.defects.in_targets import integer_operator, turned_weight
+from tests.defects.in_axes import channels_of_activation
+from tests.defects.in_integers import computed_scale
+from tests.defects.in_opsets import integer_operator
+from tests.defects.in_packing import odd_values
+from tests.defects.in_pairs import shared_q
+from tests.defects.in_speed import turned_weight
 from tests.defects.layers import Layer, layers
 
 WHERE = ("main", "then", "function")

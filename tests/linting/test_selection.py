@@ -54,7 +54,7 @@ def test_the_catalog_read_from_source_is_that_of_the_rules() -> None:
         assert (read.name, read.severity, read.tier) == (rule.name, rule.severity.value, rule.tier)
         assert (read.targets, read.weights, read.fix, read.safe) == (rule.targets, rule.weights, rule.fix, rule.safe)
         assert read.page == rule.page
-    assert entry("oq101") is entry("pair-parameters-differ")
+    assert entry("oq101") == entry("pair-parameters-differ")
 
 
 @pytest.mark.parametrize("code", rules())
