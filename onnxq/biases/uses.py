@@ -72,7 +72,8 @@ def product(node: ir.Node, x: ir.Node | None, w: ir.Node | None, read: Read) -> 
     if onnx_op(node, "Gemm"):
         factor = attr_float(node, "alpha", 1.0) / (attr_float(node, "beta", 1.0) or 1.0)
     found = float(s_x.ravel()[0]) * s_w.astype(np.float64).ravel() * factor
-    return np.tile(found, ops.scale_tiles(node)) if found.size > 1 else found
+    tiles = ops.scale_tiles(node)
+    return np.tile(found, tiles) if tiles > 1 < found.size else found
 
 
 def bias_uses(dq: ir.Node) -> Iterator[BiasUse]:

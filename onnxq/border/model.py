@@ -169,7 +169,7 @@ def _attach(model: ir.Model, incoming: Incoming) -> None:
     """Replace the tensors of the IR, which point into the shell, by ones that know where their data are."""
 
     def tensor_of(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        if not isinstance(tensor, ir.serde.TensorProtoTensor):
+        if type(tensor) is not ir.serde.TensorProtoTensor:
             return tensor
         record = tensor.raw
         index = marked(record.raw_data, incoming.tag)

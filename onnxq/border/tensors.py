@@ -188,8 +188,11 @@ def _decode(record: TensorProto, payload: Payload | None) -> ir.TensorProtocol:
 
 def _array(record: TensorProto, payload: Payload | None) -> Array:
     """The values, read-only."""
-    dtype, dims = ir.DataType(record.data_type), tuple(record.dims)
     data = payload.view() if payload is not None else record.raw_data if record.HasField("raw_data") else None
+    plain, dims = _PLAIN.get(record.data_type), tuple(record.dims)
+    if plain is not None and data is not None and len(dims) < 9 and 0 < len(data) == plain.itemsize * math.prod(dims):
+        return np.frombuffer(data, plain).reshape(dims)  # nearly all there are, in half the time
+    dtype = ir.DataType(record.data_type)
     size = -(-dtype.bitwidth * math.prod(dims) // 8)
     given = _typed_size(record, dtype) if data is None else len(data)
     if given is not None and given != size:
@@ -211,6 +214,14 @@ def _array(record: TensorProto, payload: Payload | None) -> Array:
 @cache
 def _little_endian(dtype: ir.DataType) -> np.dtype[Any]:
     return dtype.numpy().newbyteorder("<")
+
+
+_PLAIN: dict[int, np.dtype[Any]] = {
+    dtype.value: _little_endian(dtype)
+    for dtype in ir.DataType
+    if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING) and dtype.bitwidth >= 8
+}
+"""Types of whole bytes, as they lie in ``raw_data``."""
 
 
 def _typed_size(record: TensorProto, dtype: ir.DataType) -> int | None:
