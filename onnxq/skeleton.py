@@ -206,9 +206,11 @@ class Skeleton:
 
 
 def _steers_shapes(value: ir.Value, dtype: ir.DataType) -> bool:
-    """Whether a small constant can decide a shape: integers always, floats as scales and range ends."""
-    if dtype is ir.DataType.INT64 or dtype is ir.DataType.INT32:
+    """Whether a small constant can decide a shape: integers but biases, floats as scales and range ends."""
+    if dtype is ir.DataType.INT64:
         return True
+    if dtype is ir.DataType.INT32:
+        return any(node.op_type != "DequantizeLinear" for node, _ in value.uses())
     return dtype is ir.DataType.FLOAT and any(
         node.op_type in ("Resize", "Upsample", "Range") for node, _ in value.uses()
     )

@@ -10,6 +10,7 @@ from typing import cast
 import onnx_ir as ir
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, TrainingInfoProto
 
+from onnxq.border import declared
 from onnxq.border.admit import Admission
 from onnxq.border.incoming import Incoming, Maker, placed
 from onnxq.border.tensors import Elsewhere, RecordTensor, SparseTensor
@@ -89,6 +90,7 @@ def _build(incoming: Incoming) -> ir.Model:
         _densify(graph, incoming)
         _drop_output_info(graph)
     _keep_training(shell, left, incoming)
+    taken = [declared.take(graph) for graph in admission.graphs]
     try:
         model = ir.from_proto(shell)
     except Exception as error:
@@ -97,8 +99,11 @@ def _build(incoming: Incoming) -> ir.Model:
         raise UnsupportedError(f"onnx-ir cannot hold this model: {what}") from error
     _attach(model, incoming)
     bodies = [g for f in model.functions.values() for g in nested_graphs(f.graph) if g is not f.graph]
-    for ir_graph, graph in zip([*nested_graphs(model.graph), *bodies], admission.graphs, strict=True):
+    types: declared.Types = {}
+    graphs = [*nested_graphs(model.graph), *bodies]
+    for ir_graph, graph, infos in zip(graphs, admission.graphs, taken, strict=True):
         _remember(ir_graph, graph, left)
+        declared.give(ir_graph, infos, types)
     model.graph.meta[LEFT_KEY] = left
     return model
 

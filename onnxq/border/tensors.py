@@ -43,7 +43,7 @@ class RecordTensor(ir.LazyTensor):
     def __init__(self, record: TensorProto, payload: Payload | None = None) -> None:
         super().__init__(
             partial(_decode, record, payload),
-            ir.DataType(record.data_type),
+            _DTYPES[record.data_type],
             _frozen_shape(tuple(record.dims)),
             name=record.name if record.HasField("name") else None,
             doc_string=record.doc_string or None,
@@ -215,6 +215,9 @@ def _array(record: TensorProto, payload: Payload | None) -> Array:
 def _little_endian(dtype: ir.DataType) -> np.dtype[Any]:
     return dtype.numpy().newbyteorder("<")
 
+
+_DTYPES = {dtype.value: dtype for dtype in ir.DataType}
+"""Faster than the call of the enumeration."""
 
 _PLAIN: dict[int, np.dtype[Any]] = {
     dtype.value: _little_endian(dtype)

@@ -69,7 +69,8 @@ def bias_zero_point(subject: Subject) -> Iterator[Finding]:
         Safe: the bias is encoded anew with zero point 0; its values stay what they are.
     """
     for one in subject.dequantizers:
-        if one.dtype == ir.DataType.INT32 and one.zero is not None and one.zero.any():
+        stored = subject.constant(one.zero_value) if one.dtype == ir.DataType.INT32 else None
+        if stored is not None and stored.any() and one.zero is not None:
             worst = int(one.zero.ravel()[int(np.argmax(np.abs(one.zero)))])
             yield Finding(one.node, "its int32 input has a zero point other than 0", numbers={"zero point": worst})
 
