@@ -169,6 +169,14 @@ class Subject:
         return [(one, dims[0] or 0) for one, dims in rows if dims is not None and len(dims) == 1 and (dims[0] or 0) > 1]
 
     @cached_property
+    def largest_int32(self) -> int:
+        """Largest int32 in what is stored for a DequantizeLinear, without sign; all are looked at in one go."""
+        rows = [self.constant(one.data) for one in self.stored if one.dtype == ir.DataType.INT32]
+        known = [row.ravel() for row in rows if row is not None and row.dtype.kind == "i"]
+        flat = np.concatenate(known) if known else np.zeros(1, np.int32)
+        return max(int(flat.max(initial=0)), -int(flat.min(initial=0)))
+
+    @cached_property
     def biases(self) -> list[tuple[Linear, BiasUse]]:
         """Each stored bias behind a DequantizeLinear, once for each layer that reads it."""
         return [(one, use) for one in self.stored if one.out is not None for use in bias_uses(one.node)]

@@ -69,21 +69,18 @@ def accumulator_headroom(subject: Subject) -> Iterator[Finding]:
         A larger weight scale for that channel, which makes the integers of the bias smaller (`guard-bias` does it), or
         fewer terms in one sum.
     """
-    biases: dict[ir.Node, tuple[Array, ir.Node]] = {}
-    for one, use in subject.biases:
-        value = subject.integers(one.data) if one.dtype == ir.DataType.INT32 else None
-        if value is not None and value.size:
-            biases[use.node] = (value.ravel(), one.node)
+    biases = {use.node: one for one, use in subject.biases if one.dtype == ir.DataType.INT32}
     for node in subject.of("Conv", "Gemm", "ConvTranspose", "MatMul"):
         x, w = (subject.linear_of.get(dq) if dq is not None else None for dq in (*operands(node), None)[:2])
-        bias, at = biases.get(node, (_NO_BIAS, node))
-        if x is None or w is None or not _may_overflow(node, x, w, max(int(bias.max()), -int(bias.min()))):
+        if x is None or w is None or not _may_overflow(node, x, w, subject.largest_int32):
             continue
+        stored = biases.get(node)
+        value = subject.integers(stored.data) if stored is not None else None
+        at, bias = (stored.node, value.ravel()) if stored is not None and value is not None else (node, _NO_BIAS)
         high, low = _sums(node, x, w)
         if bias.size not in (1, high.size):
             continue
-        total = bias.astype(np.int64)
-        above, below = high + total, -1 - low - total
+        above, below = high + bias, -1 - low - bias
         over = np.maximum(above, below)
         if over.max(initial=0) > _INT32:
             channel = int(np.argmax(over))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxq.biases.uses import TOLERANCE
+from onnxq.biases.uses import TOLERANCE, BiasUse
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject
+from onnxq.look import Array
 from onnxq.numerics.bias import LARGEST
 from onnxq.numerics.spec import QTYPES
 
@@ -34,7 +35,7 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
     """
     for bias, use in subject.biases:
         scale = bias.scale
-        if bias.dtype != ir.DataType.INT32 or scale is None or use.wide:
+        if bias.dtype != ir.DataType.INT32 or scale is None or _is_product(subject, use, scale) or use.wide:
             continue
         product = use.product(subject.constant)
         if product is None or (scale.size not in (1, product.size) and product.size != 1):
@@ -50,6 +51,18 @@ def bias_scale(subject: Subject) -> Iterator[Finding]:
             }
             layer = f"{use.node.op_type} '{use.node.name}'"
             yield Finding(bias.node, f"its scale is not input scale x weight scale of {layer}", numbers=numbers)
+
+
+def _is_product(subject: Subject, use: BiasUse, scale: Array) -> bool:
+    """Whether the scale is the product to the last bit, as it nearly always is: the quick way to tell."""
+    x, w = (subject.linear_of.get(dq) if dq is not None else None for dq in (use.x, use.w))
+    if use.node.attributes.data and use.node.op_type in ("Gemm", "ConvTranspose"):
+        return False  # alpha, beta, groups
+    if x is None or w is None or w.block_size or x.scale is None or w.scale is None:
+        return False
+    if x.scale.size != 1 or w.scale.shape != scale.shape or not np.array_equal(x.scale * w.scale, scale):
+        return False
+    return bool((scale > 0).all())
 
 
 @graph_rule("OQ502", "bias-zero-point", "error", fix="encode-biases")
@@ -89,11 +102,11 @@ def bias_saturated(subject: Subject) -> Iterator[Finding]:
     Use instead:
         A larger weight scale for that channel, before the weight is quantized (`guard-bias` does it).
     """
-    for one in subject.stored:
+    for one in subject.stored if subject.largest_int32 > LARGEST else ():
         bias = subject.integers(one.data) if one.dtype == ir.DataType.INT32 else None
-        if bias is None or not bias.size or max(int(bias.max()), -int(bias.min())) <= LARGEST:
+        cut = np.abs(bias) > LARGEST if bias is not None else None
+        if bias is None or cut is None or not cut.any():
             continue
-        cut = np.abs(bias.astype(np.int64)) > LARGEST
         at = int(np.argmax(cut))
         numbers = {"value": int(bias.ravel()[at]), "channel": at, "channels": int(cut.sum())}
         yield Finding(one.node, "its bias is cut off at the end of int32", numbers=numbers)

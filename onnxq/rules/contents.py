@@ -158,10 +158,13 @@ def _fits_four_bits(low: Array, high: Array, kind: QType) -> bool:
     return kind.bits == 8 and least <= int(low.min()) and int(high.max()) <= most
 
 
+_KINDS = {ir.DataType[name.upper()]: kind for name, kind in QTYPES.items()}
+
+
 def _weights(subject: Subject) -> Iterator[tuple[Linear, QType]]:
     """Each DequantizeLinear of a stored weight: integers that are no bias, of rank 2 and more."""
     for one in subject.stored:
-        kind, dims = QTYPES.get(one.dtype.name.lower()) if one.dtype is not None else None, one.dims
+        kind, dims = _KINDS.get(one.dtype) if one.dtype is not None else None, one.dims
         if kind is not None and not kind.is_float and kind.bits < 32 and dims is not None and len(dims) > 1:
             yield one, kind
 

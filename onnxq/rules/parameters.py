@@ -136,7 +136,7 @@ def mixed_zero_points(subject: Subject) -> Iterator[Finding]:
         if one.zero_value is None or one.block_size or one.dtype not in _EIGHT_AND_MORE:
             continue
         zero = subject.integers(one.zero_value)
-        if zero is not None and zero.size > 1 and (zero != zero.flat[0]).any():
+        if zero is not None and zero.size > 1 and zero.any() and (zero != zero.flat[0]).any():
             numbers = {"channels": int(zero.size), "least": int(zero.min()), "greatest": int(zero.max())}
             yield Finding(one.node, "its zero points differ from channel to channel", numbers=numbers)
 
