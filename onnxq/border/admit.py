@@ -35,6 +35,13 @@ _VALUE_FIELDS = {
     AttributeProto.TYPE_PROTOS: "type_protos",
 }
 _COMMON_FIELDS = {"name", "type", "doc_string"}
+# Of attributes of numbers and a text: the field numbers of name, type and value.
+_FIELDS = AttributeProto.DESCRIPTOR.fields_by_name
+_PLAIN = {
+    kind: {_FIELDS[name].number for name in ("name", "type", field)}
+    for kind, field in _VALUE_FIELDS.items()
+    if field in ("f", "i", "s", "floats", "ints")
+}
 _MESSAGE_VALUES = {"t", "g", "tp"}
 _STRING_FIELDS = {"name", "dims", "data_type", "string_data", "doc_string", "metadata_props", "data_location"}
 _ELEMENT_TYPES = frozenset(int(t) for t in ir.DataType)
@@ -135,7 +142,7 @@ class Admission:
         entries = [entry for node in nodes for entry in node.metadata_props]
         _texts([text for entry in entries for text in (entry.key, entry.value)], where)
         for node in nodes:
-            if node.attribute or node.device_configurations or len(node.metadata_props) > 1:
+            if node.device_configurations or len(node.metadata_props) > 1 or not _is_plain(node.attribute):
                 self._node(node, where, path)
 
     def _defined_twice(self, nodes: Sequence[NodeProto], defined: set[str], where: str) -> InputError:
@@ -271,6 +278,19 @@ class Admission:
         for name in function.output:
             if name not in defined or not name:
                 raise InputError(f"{where}: nothing defines its output '{name}'")
+
+
+def _is_plain(attributes: Sequence[AttributeProto]) -> bool:
+    """Whether a node has nothing but numbers and texts, one of each name: the quick way to tell what most nodes are."""
+    names = set()
+    for attribute in attributes:
+        field, name = _PLAIN.get(attribute.type), attribute.name
+        if field is None or type(name) is not str or name in names:
+            return False
+        if not all(f.number in field for f, _ in attribute.ListFields()):
+            return False
+        names.add(name)
+    return True
 
 
 def _unique(names: Sequence[str], what: str, where: str) -> None:
