@@ -46,6 +46,13 @@ def labelled() -> tuple[Array, list[list[int]]]:
 
 def unlabelled(count: int) -> Array:
     """``count`` calibration photos, uint8 [count, 224, 224, 3], disjoint from the labelled ones."""
+    images = [np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for picture in pictures()]
+    order = np.random.default_rng(0).permutation(len(images))[:count]
+    return np.stack([images[i] for i in order])
+
+
+def pictures() -> list[Image.Image]:
+    """The unlabelled pictures in their own size, stamps on white squares."""
     stamps = fetch("stamps")
     found: list[Path] = []
     for kind in ("animals", "food", "plants", "vehicles", "household"):
@@ -56,11 +63,10 @@ def unlabelled(count: int) -> Array:
         if p.relative_to(stamps).with_suffix("").as_posix() not in stamp_classes()
         and not re.search("cartoon|mirror", str(p.relative_to(stamps)))
     ]
-    images = [_stamp(p) for p in chosen]
-    images += [_photo(fetch("skimage-photos") / name) for name in SKIMAGE]
-    images += [_photo(fetch("sklearn-photos") / name) for name in ("china.jpg", "flower.jpg")]
-    order = np.random.default_rng(0).permutation(len(images))[:count]
-    return np.stack([images[i] for i in order])
+    images = [_square(p) for p in chosen]
+    images += [Image.open(fetch("skimage-photos") / name).convert("RGB") for name in SKIMAGE]
+    images += [Image.open(fetch("sklearn-photos") / name).convert("RGB") for name in ("china.jpg", "flower.jpg")]
+    return images
 
 
 def _photo(path: Path) -> Array:
@@ -68,10 +74,14 @@ def _photo(path: Path) -> Array:
 
 
 def _stamp(path: Path) -> Array:
+    return np.asarray(_square(path).resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+
+
+def _square(path: Path) -> Image.Image:
     """A cut-out on a white square with 10 % margin."""
     stamp = Image.open(path).convert("RGBA")
     w, h = stamp.size
     side = int(max(w, h) * 1.1)
     square = Image.new("RGBA", (side, side), (255, 255, 255, 255))
     square.alpha_composite(stamp, ((side - w) // 2, (side - h) // 2))
-    return np.asarray(square.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+    return square.convert("RGB")
