@@ -1,7 +1,8 @@
-"""`onnxq.train` beside post-training quantization: LeNet at 4 and 2 bits, EfficientNet-Lite0 at A8W4 without labels.
+"""`onnxq.train` beside post-training quantization: LeNet at 4 and 2 bits, PP-LCNet and EfficientNet-Lite0 at A8W4.
 
-python -m benchmarks.qat                     LeNet, some seconds a row
-python -m benchmarks.qat --tasks efficientnet   needs downloads; about 20 minutes on two cores
+python -m benchmarks.qat                        LeNet, some seconds a row
+python -m benchmarks.qat --tasks orientation    needs downloads; minutes a row on two cores
+python -m benchmarks.qat --tasks efficientnet   needs downloads; up to 20 minutes a row on two cores
 
 Trains on samples that are neither test nor calibration samples of `benchmarks.accuracy`. Each row: the measures of the
 float model, of the file quantized after training, and of the file that was trained on. Writes ``results/qat.json``.
@@ -21,11 +22,12 @@ from typing import Any
 import numpy as np
 
 import onnxq
-from benchmarks.data import photos
+from benchmarks.data import text, views
 from benchmarks.harness import machine
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import DEFAULT, TRUE, Feed, Metrics
 from benchmarks.tasks.digits import LENET
+from benchmarks.tasks.images import channels_first, orientation_feed
 
 RESULTS = Path(__file__).with_name("results") / "qat.json"
 
@@ -47,15 +49,26 @@ class Row:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
-LENET_TRAINING = {"epochs": 20, "batch": 32, "lr": 2e-3}
+LENET_TRAINING = {"epochs": 20, "batch": 32, "lr": 0.02}
+PAGES_RATE = 5e-4
+PHOTOS_TRAINING = {
+    "epochs": 4,
+    "batch": 8,
+    "lr": 1.5e-3,
+    "scales": True,
+    "lr_factors": {"scale": 0.3},
+    "held_out": 0.05,
+}
+PAGES, VIEWS = 150, 2000
 INT2 = {"weights": "int2", "target": "onnx", "opset": 25}
 ROWS = (
     Row("lenet", "INT4, nearest", {"target": "onnx", "rounding": "nearest"}, LENET_TRAINING),
     Row("lenet", "INT4, GPTQ", {"target": "onnx"}, LENET_TRAINING),
     Row("lenet", "INT2, nearest", {**INT2, "rounding": "nearest"}, LENET_TRAINING),
     Row("lenet", "INT2, GPTQ", INT2, LENET_TRAINING),
-    Row("efficientnet", "INT4, GPTQ, whole", {"target": "ort-cpu"}, {"epochs": 20, "lr": 2e-4, "scales": True}),
-    Row("efficientnet", "INT4, GPTQ, blocks", {"target": "ort-cpu"}, {"epochs": 8, "lr": 1e-3, "mode": "blocks"}),
+    Row("orientation", "INT4, GPTQ", {"target": "ort-cpu"}, {"epochs": 20, "batch": 32, "lr": PAGES_RATE}),
+    Row("efficientnet", "INT4, GPTQ of float inputs", {"target": "ort-cpu", "inputs": "float"}, PHOTOS_TRAINING),
+    Row("efficientnet", "INT4, GPTQ", {"target": "ort-cpu"}, {**PHOTOS_TRAINING, "lr": 5e-4}),
 )
 
 
@@ -64,8 +77,9 @@ def samples(task: str) -> list[Feed]:
     if task == "lenet":
         with np.load(LENET / "training.npz") as stored:
             return [{"image": (pixels / np.float32(255))[None, None]} for pixels in stored["pixels"]]
-    images = [image.astype(np.float32).transpose(2, 0, 1) for image in photos.unlabelled(165)]
-    return [{"image": np.ascontiguousarray((image - 127) / 128)[None]} for image in images]
+    if task == "orientation":
+        return [orientation_feed(page, quarter) for page, _ in text.pages(PAGES, 7) for quarter in range(4)]
+    return [{"image": (channels_first(view) - 127) / 128} for view in views.training(VIEWS)]
 
 
 def measured(row: Row, folder: Path) -> dict[str, Any]:
@@ -99,7 +113,7 @@ def measured(row: Row, folder: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["lenet"], choices=["lenet", "efficientnet"])
+    parser.add_argument("--tasks", nargs="+", default=["lenet"], choices=["lenet", "orientation", "efficientnet"])
     parser.add_argument("--rows", nargs="+", help="names of rows")
     asked = parser.parse_args(arguments)
     known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []

@@ -31,7 +31,9 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How many times to go through the samples.")] = 10,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples in a batch (32, fewer if there are few).")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (the optimizer's own).")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate, as a share of what is trained (the optimizer's own).")
+    ] = None,
     optimizer: Annotated[Literal["adam", "sgd"], typer.Option(help="sgd has momentum.")] = "adam",
     schedule: Annotated[
         Literal["cosine", "constant", "step"], typer.Option(help="Course of the learning rate.")

@@ -89,7 +89,8 @@ def train(
         output: Where to write the result; without it `Result.model` holds a message.
         epochs: How many times to go through the samples.
         batch: Samples in a batch; None: 32, or fewer where there are few samples.
-        lr: Learning rate; None: the optimizer's own.
+        lr: Learning rate, relative: at 0.001 a parameter moves by about a thousandth of its size in a step; None: the
+            optimizer's own.
         optimizer: ``adam`` or ``sgd`` (momentum 0.9).
         schedule: Course of the learning rate: ``cosine``, ``constant`` or ``step``.
         warmup: Share of the steps in which the learning rate rises.

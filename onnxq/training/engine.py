@@ -29,6 +29,7 @@ from onnxq.training.losses import LOSS, TARGET, Head, Loss, append_loss, check_l
 from onnxq.training.shapes import declare, fixed_shapes
 from onnxq.training.sites import Kind
 from onnxq.training.twin import Parameter, make_twin, residues_of
+from onnxq.training.units import unit
 
 _OLDEST = 16  # first opset whose ScatterND adds, which gradients of MaxPool and Gather are made of
 
@@ -45,12 +46,14 @@ class Trainable:
         kinds: What each parameter is.
         gradient_scale: Factors of the gradient of log s, for optimizers that depend on its size, at which a scale takes
             LSQ's steps.
+        units: How large each weight and bias was at first, float32 that broadcasts over it.
     """
 
     proto: onnx.ModelProto
     parameters: dict[str, Array]
     kinds: dict[str, Kind]
     gradient_scale: dict[str, float]
+    units: dict[str, Array]
     _sources: dict[str, Parameter] = field(repr=False)
     _base: ir.Model = field(repr=False)
     _primal: onnx.ModelProto = field(repr=False)
@@ -168,6 +171,7 @@ def trainable(
         initial,
         {name: source.kind for name, source in sources.items()},
         {name: _gradient_scale(source, shapes, sources) for name, source in sources.items() if source.kind == "scale"},
+        {name: unit(source.initial, source.granularity) for name, source in sources.items() if source.kind != "scale"},
         sources,
         base,
         fused(settled),

@@ -105,7 +105,7 @@ class Job:
         return Targets(teacher, self.examples, self.shares, self.ctx)
 
     def _train(self, trainee: Trainable, targets: Aims, judge: Judge, teacher: str) -> Outcome:
-        optimizer = self.options.make(trainee.parameters, trainee.kinds, trainee.gradient_scale)
+        optimizer = self.options.make(trainee.parameters, trainee.kinds, trainee.gradient_scale, trainee.units)
         identity = {
             **self.options.identity(),
             "model": _digest(trainee),

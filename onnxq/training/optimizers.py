@@ -1,4 +1,6 @@
-"""Adam and SGD in NumPy: parameters and state change in place, a piece that fits a core's cache at a time."""
+"""Adam and SGD in NumPy: parameters and state change in place, a piece that fits a core's cache at a time.
+
+Rates are relative: at 0.001 a parameter moves by about a thousandth of its size in a step."""
 
 from __future__ import annotations
 
@@ -12,22 +14,28 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["weight", "bias", "scale"]
 
+FACTORS: Mapping[Kind, float] = {"weight": 1.0, "bias": 0.1, "scale": 1.0}
+"""Learning rates of each kind as multiples of the common one. What a bias adds to is often smaller than the bias."""
+
 _PIECE = 1 << 15  # values; parameter, gradient, state and what is computed of them are 1 MB
 
 
 class Optimizer(ABC):
     """Takes gradients, moves parameters.
 
-    Weights and biases move by ``-rate · direction``. Scales are positive and differ by orders of magnitude, so it is
-    their logarithm that moves: ``s <- s · exp(-rate · direction)`` with the gradient ``s · dL/ds`` of log s. Weights
+    Weights and biases move by ``-rate · unit · direction``, the direction that of the gradient of ``p / unit``:
+    ``unit · dL/dp``. Scales are positive and differ by orders of magnitude, so it is their logarithm that moves:
+    ``s <- s · exp(-rate · direction)`` with the gradient ``s · dL/ds`` of log s. Weights
     also decay, decoupled from the gradient (Loshchilov and Hutter 2019): ``w <- w - rate · decay · w``.
 
     Args:
         parameters: float32 arrays by name, C-contiguous; changed in place by `update`.
         kinds: What each of them is.
-        factors: Learning rate of a kind as a multiple of the common one; 1 where nothing is said.
+        factors: Learning rate of a kind as a multiple of the common one; `FACTORS` where nothing is said.
         decay: Weight decay.
         scaling: Factors of the gradients of single scales; they matter to optimizers that depend on their size.
+        units: How large weights and biases are (`onnxq.training.units.unit`), float32 that broadcasts over them; 1
+            where nothing is said.
 
     Attributes:
         steps: Updates so far.
@@ -46,11 +54,12 @@ class Optimizer(ABC):
         factors: Mapping[Kind, float] | None = None,
         decay: float = 0.0,
         scaling: Mapping[str, float] | None = None,
+        units: Mapping[str, Array] | None = None,
     ) -> None:
         self.steps = 0
         self.state = {part: {k: np.zeros_like(p) for k, p in parameters.items()} for part in self.parts}
         self._parameters, self._kinds, self._decay = parameters, kinds, decay
-        self._factors, self._scaling = factors or {}, scaling or {}
+        self._factors, self._scaling, self._units = {**FACTORS, **(factors or {})}, scaling or {}, units or {}
 
     def update(self, gradients: Mapping[str, Array], rate: float) -> None:
         """One step.
@@ -62,11 +71,12 @@ class Optimizer(ABC):
         self.steps += 1
         with np.errstate(all="ignore"):  # whoever trains looks at loss and gradients
             for name, parameter in self._parameters.items():
-                self._move(name, parameter.reshape(-1), gradients[name].reshape(-1), rate)
+                unit = np.broadcast_to(self._units.get(name, np.float32(1)), parameter.shape)
+                self._move(name, parameter.reshape(-1), gradients[name].reshape(-1), unit.reshape(-1), rate)
 
-    def _move(self, name: str, flat: Array, gradient: Array, rate: float) -> None:
+    def _move(self, name: str, flat: Array, gradient: Array, unit: Array, rate: float) -> None:
         kind, scaling = self._kinds[name], np.float32(self._scaling.get(name, 1.0))
-        own = np.float32(rate * self._factors.get(kind, 1.0))
+        own = np.float32(rate * self._factors[kind])
         keep = np.float32(1.0 - own * self._decay)
         state = [self.state[part][name].reshape(-1) for part in self.parts]
         for start in range(0, flat.size, _PIECE):
@@ -75,11 +85,14 @@ class Optimizer(ABC):
             if kind == "scale":
                 g *= scaling
                 g *= p
+            else:
+                g *= unit[piece]
             move = self._direction(g, *(s[piece] for s in state))
             move *= own
             if kind == "scale":
                 p *= np.exp(np.negative(move, out=move), out=move)
                 continue
+            move *= unit[piece]
             if kind == "weight":
                 p *= keep
             p -= move
@@ -93,7 +106,7 @@ class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, algorithm 1): β1 = 0.9, β2 = 0.999, ε = 1e-8."""
 
     parts = ("mean", "square")
-    rate = 2e-4
+    rate = 5e-4
 
     def _direction(self, gradient: Array, *state: Array) -> Array:
         mean, square = state

@@ -65,12 +65,16 @@ class Options:
         return Schedule(self.schedule, total, round(self.warmup * total))
 
     def make(
-        self, parameters: Mapping[str, Array], kinds: Mapping[str, Kind], scaling: Mapping[str, float]
+        self,
+        parameters: Mapping[str, Array],
+        kinds: Mapping[str, Kind],
+        scaling: Mapping[str, float],
+        units: Mapping[str, Array],
     ) -> Optimizer:
-        """The optimizer; ``scaling`` are factors of gradients."""
+        """The optimizer; ``scaling`` are factors of gradients, ``units`` sizes of parameters."""
         made = OPTIMIZERS[self.optimizer]
-        return made(parameters, kinds, factors=self.lr_factors, decay=self.weight_decay, scaling=scaling)
+        return made(parameters, kinds, factors=self.lr_factors, decay=self.weight_decay, scaling=scaling, units=units)
 
     def identity(self) -> dict[str, Any]:
         """What must be the same to go on from a checkpoint; JSON-able."""
-        return {**asdict(self), "lr": self.rate}
+        return {**asdict(self), "lr": self.rate, "rates": "relative"}

@@ -186,7 +186,7 @@ class _Run:
             ctx.progress(f"{which}: {label}", number * total + done, count * total)
 
         judge = Judge(trainee, [value.name or "" for value in student.graph.outputs], data, shares, given)
-        optimizer = options.make(trainee.parameters, trainee.kinds, trainee.gradient_scale)
+        optimizer = options.make(trainee.parameters, trainee.kinds, trainee.gradient_scale, trainee.units)
         outcome = Trainer(
             trainee, data, shares, given, judge, optimizer, options.rate, course, replace(ctx, progress=told)
         ).run()

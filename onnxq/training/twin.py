@@ -23,7 +23,7 @@ from onnxq.context import Context
 from onnxq.edit import Namer, add_initializer, remove_dead, replace_uses
 from onnxq.look import Array, constant, constant_tensor, dims_of, graph_of
 from onnxq.numerics.affine import dequantize
-from onnxq.numerics.spec import Blocked, Encoding
+from onnxq.numerics.spec import Blocked, Encoding, Granularity
 from onnxq.pairs import read_encoding
 from onnxq.training.gradients import RESIDUE
 from onnxq.training.groups import scale_groups
@@ -47,6 +47,7 @@ class Parameter:
         integer: Whether it is an int32 bias.
         data: Names of the constants and activations that a scale quantizes.
         qmax: Largest integer of a scale's type.
+        granularity: Of a weight that stands in front of its pair: which values share a scale.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class Parameter:
     integer: bool = False
     data: tuple[str, ...] = ()
     qmax: int = 0
+    granularity: Granularity | None = None
 
 
 def make_twin(model: ir.Model, train: Train, scales: bool, ctx: Context) -> dict[str, Parameter]:
@@ -70,6 +72,7 @@ def make_twin(model: ir.Model, train: Train, scales: bool, ctx: Context) -> dict
         The parameters by the name of the input that holds them. The residue inputs have no shape yet.
     """
     sites = find_sites(model, train, ctx)
+    shared = {pair.data: pair.encoding.spec.granularity for pair in sites.pairs}
     writer = _Writer(model, Namer(model))
     if scales:
         for group in scale_groups(sites.pairs, train, ctx):
@@ -79,7 +82,7 @@ def make_twin(model: ir.Model, train: Train, scales: bool, ctx: Context) -> dict
     for node in sites.biases:
         writer.bias(node)
     for value, kind in sites.constants.items():
-        writer.constant(value, kind)
+        writer.constant(value, kind, shared.get(value))
     remove_dead(model)
     return writer.parameters
 
@@ -138,11 +141,12 @@ class _Writer:
         self.parameters[name] = Parameter("bias", initial, (out.name or "",), integer=True)
         replace_uses(out, self._input(name, initial.shape), self.namer)
 
-    def constant(self, value: ir.Value, kind: Kind) -> None:
+    def constant(self, value: ir.Value, kind: Kind, granularity: Granularity | None) -> None:
         """An initializer becomes an input of the same name."""
         tensor, name = constant_tensor(value), value.name
         assert tensor is not None and name is not None
-        self.parameters[name] = Parameter(kind, np.array(tensor.numpy(), np.float32, order="C"), (name,))
+        initial = np.array(tensor.numpy(), np.float32, order="C")
+        self.parameters[name] = Parameter(kind, initial, (name,), granularity=granularity)
         del graph_of(value).initializers[name]
         value.const_value = None
         value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(tensor.shape.numpy())

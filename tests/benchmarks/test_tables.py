@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy_table import accuracy_table
+from benchmarks.qat_table import qat_table
 from benchmarks.table import write
 
 MACHINE = {"onnxruntime": "1.32.0", "machine": "x86_64"}
@@ -46,3 +47,16 @@ def test_write_replaces_between_one_pair_of_markers(tmp_path: Path) -> None:
     )
     with pytest.raises(SystemExit, match="expected one pair of <!-- other -->"):
         write(file, "other", "")
+
+
+def test_qat_table_tells_how_far_training_brings_each_model() -> None:
+    rows = [
+        {
+            "task": "lenet", "row": "INT2, nearest", "steps": 280, "train_seconds": 36.0, "quantize_seconds": 2.0,
+            "float": {"accuracy": 0.948, "cosine": 1.0}, "quantized": {"accuracy": 0.846, "cosine": 0.896},
+            "trained": {"accuracy": 0.94, "cosine": 0.974},
+        }
+    ]  # fmt: skip
+    lines = qat_table({"machine": {"onnxruntime": "1.32.0", "cpus": 2}, "rows": rows}).splitlines()
+    assert lines[2] == "| LeNet, MNIST | INT2, nearest | 94.8% | 84.6% | 94.0% | 0.1 | 0.026 | 0.25 | 280 | 0.6 |"
+    assert lines[-1].endswith("onnxruntime 1.32.0 on 2 cores.")

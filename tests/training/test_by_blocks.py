@@ -16,7 +16,7 @@ from onnxq.session import Runtime, open_session
 LENET = ROOT / "models" / "lenet"
 HOW = {
     "recipe": "a8w4", "target": "ort-cpu", "rounding": "nearest", "weights": "int4", "threads": 1, "epochs": 8,
-    "batch": 16, "lr": 2e-3, "mode": "blocks",
+    "batch": 16, "lr": 0.02, "mode": "blocks",
 }  # fmt: skip
 
 
