@@ -12,8 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxq.carry import constant_behind
+from onnxq.diagnostics import Severity
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Linear, Subject
+from onnxq.look import onnx_op
 from onnxq.rules._around import MOVERS, bits, dequantizer, quantizer
 from onnxq.states import dtype_name
 
@@ -75,16 +77,26 @@ def qnn_control_flow(subject: Subject) -> Iterator[Finding]:
     """The model has an If, Loop or Scan.
 
     What it does:
-        Looks for these nodes. Source: "Loops and Ifs are not supported" (documentation of the provider).
+        Looks for these nodes. An If with one output is a warning. Source: the documentation of the provider, which says
+        "Loops and Ifs are not supported", and since version 2.5 lists If with "Single output per branch" and "both
+        branches are always executed".
 
     Why is this bad:
-        They, and what they hold, run on the CPU, and the graph is cut in parts.
+        They, and what they hold, run on the CPU, and the graph is cut in parts. Of an If that is taken,
+        both branches cost time.
 
     Use instead:
         The branch that is meant; a Loop of fixed length as its steps.
     """
     for node in subject.of("If", "Loop", "Scan"):
-        yield Finding(node, f"QNN has no {node.op_type}")
+        if onnx_op(node, "If") and len(node.outputs) == 1:
+            text = "QNN has no If before version 2.5 of the provider, and runs both branches since"
+            yield Finding(node, text, severity=Severity.WARNING)
+        elif onnx_op(node, "If"):
+            count = len(node.outputs)
+            yield Finding(node, f"QNN takes an If with one output, this one has {count}", numbers={"outputs": count})
+        else:
+            yield Finding(node, f"QNN has no {node.op_type}")
 
 
 @graph_rule("OQ644", "qnn-fixed-output", "warning", targets=("qnn",))

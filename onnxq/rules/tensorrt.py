@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from onnxq.linting.rule import Finding, graph_rule
 from onnxq.linting.subject import Subject
-from onnxq.ops import MICROSOFT
+from onnxq.qoperators.table import FORMS
 from onnxq.rules._around import bits
-
-_NOT_IMPORTED = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+from onnxq.states import INTEGER_OPS
 
 
 @graph_rule("OQ631", "tensorrt-computed-scale", "error", targets=("tensorrt",))
@@ -41,22 +40,28 @@ def tensorrt_not_imported(subject: Subject) -> Iterator[Finding]:
     """TensorRT's importer has no such operator.
 
     What it does:
-        Looks for QLinearConv, QLinearMatMul, ConvInteger, MatMulInteger, DynamicQuantizeLinear, and operators and pairs
-        of com.microsoft. Source: the operator table of onnx-tensorrt, where they are marked N or missing.
+        Looks for DynamicQuantizeLinear, for operators on integers, of ai.onnx and of com.microsoft, and for MatMulNBits
+        and its like. Source: the operator table of onnx-tensorrt, where they are marked N or missing. The importer goes
+        by the operator's type alone, and takes QuantizeLinear, DequantizeLinear and Gelu of com.microsoft for those of
+        ai.onnx: these are no finding.
 
     Why is this bad:
-        The model is not imported.
+        The model is not imported, unless a plugin of that name is registered.
 
     Use instead:
-        Float operators between pairs of ai.onnx, with constant scales.
+        Float operators between pairs, with constant scales.
 
     Fix safety:
         Safe: exact but for values in the middle of two integers. DynamicQuantizeLinear stays.
     """
-    for node in [*subject.of(*_NOT_IMPORTED), *(n for n in subject.nodes if n.domain == MICROSOFT)]:
-        fixable = node.op_type in _NOT_IMPORTED[:4]
-        text = f"TensorRT's importer has no {node.op_type}{f' of {node.domain}' if node.domain else ''}"
-        yield Finding(node, text, "" if fixable else "Quantize the float model for it.", fixable=fixable)
+    for domain, op_type in sorted({(node.domain, node.op_type) for node in subject.nodes}):
+        key = f"{domain}::{op_type}" if domain else op_type
+        if key not in INTEGER_OPS and key != "DynamicQuantizeLinear" and not op_type.startswith("QLinear"):
+            continue
+        fixable = (domain, op_type) in FORMS
+        text = f"TensorRT's importer has no {op_type}{f' of {domain}' if domain else ''}"
+        for node in subject.of(op_type, domain=domain):
+            yield Finding(node, text, "" if fixable else "Quantize the float model for it.", fixable=fixable)
 
 
 @graph_rule("OQ633", "tensorrt-odd-int4", "error", targets=("tensorrt",))
@@ -64,8 +69,9 @@ def tensorrt_odd_int4(subject: Subject) -> Iterator[Finding]:
     """A 4-bit tensor has an odd number of values, or blocks of uneven size.
 
     What it does:
-        Counts the values of 4-bit weights, and compares the axis of blocks with the block size. Source: the importer
-        ("4-bit quantization requires an even number of elements", "Inferred block size is not an integer").
+        Counts the values of 4-bit weights, and compares the axis of blocks with the block size. Sources:
+        TensorRT ("4-bit quantization requires an even number of elements") and its importer ("Inferred block size is
+        not an integer").
 
     Why is this bad:
         The model is not imported.

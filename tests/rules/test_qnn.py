@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.diagnostics import Severity
 from tests.rules.graphs import array, found, model, places
 
 TARGET = "qnn"
@@ -33,7 +34,18 @@ def test_shapes_that_are_not_fixed() -> None:
 
 def test_control_flow() -> None:
     body = "y = If(c) <then_branch = t () => (float[4, 16] o) { o = Tanh(x) }, else_branch = e () => (float[4, 16] k) {"
-    assert places(net(body + " k = Erf(x) }>", "float[4, 16] x, bool c"), "OQ643", TARGET) == ["y"]
+    (one,) = found(net(body + " k = Erf(x) }>", "float[4, 16] x, bool c"), "OQ643", TARGET)
+    assert (one.place.value, one.severity) == ("y", Severity.WARNING)
+
+    then = "then_branch = t () => (float[4, 16] o, float[4, 16] p) { o = Tanh(x) p = Erf(x) }"
+    two = f"y, u = If(c) <{then}, {then.replace('then', 'else')}>"
+    (one,) = found(net(two, "float[4, 16] x, bool c"), "OQ643", TARGET)
+    assert (one.place.value, one.severity, one.numbers) == ("y", Severity.ERROR, {"outputs": 2})
+
+    loop = "y = Loop(n, c, x) <body = b (int64 i, bool d, float[4, 16] v) => (bool e, float[4, 16] o) {"
+    (one,) = found(net(loop + " e = Identity(d) o = Tanh(v) }>", "float[4, 16] x, int64 n, bool c"), "OQ643", TARGET)
+    assert (one.place.value, one.severity) == ("y", Severity.ERROR)
+    assert not found(net("y = Tanh(x)"), "OQ643", TARGET)
 
 
 @pytest.mark.parametrize(

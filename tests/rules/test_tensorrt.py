@@ -31,8 +31,28 @@ def test_operators_that_are_not_imported() -> None:
     dynamic = "i, j, k = DynamicQuantizeLinear(x) y = DequantizeLinear(i, j, k)"
     (one,) = found(net(dynamic), "OQ632", TARGET)
     assert (one.place.value, one.fix) == ("i", "")
-    contrib = "q = com.microsoft.QuantizeLinear(x, s, z) y = com.microsoft.DequantizeLinear(q, s, z)"
-    assert places(net(contrib), "OQ632", TARGET) == ["q", "y"]
+    contrib = "t = com.microsoft.MatMulIntegerToFloat(i, w, s, s2) y = com.microsoft.Gelu(t)"
+    (one,) = found(net(contrib, "int8[4, 16] i"), "OQ632", TARGET)
+    assert (one.place.value, one.fix) == ("t", "qoperator-to-qdq") and "com.microsoft" in one.message
+    lookup = "y = com.microsoft.QMoE<k = 1>(x, r, w, s, b, w, s)"
+    (one,) = found(net(lookup, r=np.ones((4, 8), np.float32), b=np.ones(8, np.float32)), "OQ632", TARGET)
+    assert (one.place.value, one.fix) == ("y", "")
+
+
+def test_contrib_pairs_are_imported_as_those_of_onnx() -> None:
+    pair = "q = com.microsoft.QuantizeLinear(x, s, z) y = com.microsoft.DequantizeLinear(q, s, z)"
+    assert not found(net(pair), "OQ632", TARGET)
+    assert places(net(pair, z=np.uint8(0)), "OQ606", TARGET) == ["q"]  # what it looks at is the type
+
+
+def test_operators_in_a_branch_and_in_a_function() -> None:
+    dynamic = "i, j, k = DynamicQuantizeLinear(x) o = DequantizeLinear(i, j, k)"
+    branch = f"y = If(c) <then_branch = t () => (float[4, 16] o) {{ {dynamic} }}, "
+    branch += "else_branch = e () => (float[4, 16] g) { g = Tanh(x) }>"
+    assert places(net(branch, "float[4, 16] x, bool c"), "OQ632", TARGET) == ["y/then_branch/i"]
+    function = f'<domain: "l", opset_import: ["": 21]> f (x) => (o) {{ {dynamic} }}'
+    proto = model("(float[4, 16] x) => (float[A, B] y) { y = l.f(x) }", functions=function)
+    assert places(proto, "OQ632", TARGET) == ["l::f/i"]
 
 
 @pytest.mark.parametrize(
