@@ -56,7 +56,7 @@ PHOTOS_TRAINING = {
     "batch": 8,
     "lr": 1.5e-3,
     "scales": True,
-    "lr_factors": {"scale": 0.3},
+    "lr_factors": {"bias": 0.1, "scale": 0.3},
     "held_out": 0.05,
 }
 PAGES, VIEWS = 150, 2000

@@ -14,9 +14,6 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["weight", "bias", "scale"]
 
-FACTORS: Mapping[Kind, float] = {"weight": 1.0, "bias": 0.1, "scale": 1.0}
-"""Learning rates of each kind as multiples of the common one. What a bias adds to is often smaller than the bias."""
-
 _PIECE = 1 << 15  # values; parameter, gradient, state and what is computed of them are 1 MB
 
 
@@ -31,7 +28,7 @@ class Optimizer(ABC):
     Args:
         parameters: float32 arrays by name, C-contiguous; changed in place by `update`.
         kinds: What each of them is.
-        factors: Learning rate of a kind as a multiple of the common one; `FACTORS` where nothing is said.
+        factors: Learning rate of a kind as a multiple of the common one; 1 where nothing is said.
         decay: Weight decay.
         scaling: Factors of the gradients of single scales; they matter to optimizers that depend on their size.
         units: How large weights and biases are (`onnxq.training.units.unit`), float32 that broadcasts over them; 1
@@ -59,7 +56,7 @@ class Optimizer(ABC):
         self.steps = 0
         self.state = {part: {k: np.zeros_like(p) for k, p in parameters.items()} for part in self.parts}
         self._parameters, self._kinds, self._decay = parameters, kinds, decay
-        self._factors, self._scaling, self._units = {**FACTORS, **(factors or {})}, scaling or {}, units or {}
+        self._factors, self._scaling, self._units = factors or {}, scaling or {}, units or {}
 
     def update(self, gradients: Mapping[str, Array], rate: float) -> None:
         """One step.
@@ -76,7 +73,7 @@ class Optimizer(ABC):
 
     def _move(self, name: str, flat: Array, gradient: Array, unit: Array, rate: float) -> None:
         kind, scaling = self._kinds[name], np.float32(self._scaling.get(name, 1.0))
-        own = np.float32(rate * self._factors[kind])
+        own = np.float32(rate * self._factors.get(kind, 1.0))
         keep = np.float32(1.0 - own * self._decay)
         state = [self.state[part][name].reshape(-1) for part in self.parts]
         for start in range(0, flat.size, _PIECE):

@@ -47,7 +47,7 @@ def accuracy(model):
 def train_lenet(loss, **options):
     """LeNet rounded to nearest and then trained for 300 steps; returns table, types of the weights, accuracy."""
     result = onnxq.train(
-        LENET / "lenet.onnx", [moved(*digits("training"), 2)], loss=loss, epochs=5, batch=16, lr=0.02, threads=1,
+        LENET / "lenet.onnx", [moved(*digits("training"), 2)], loss=loss, epochs=5, batch=16, lr=0.01, threads=1,
         recipe="a8w4", rounding="nearest", **options,
     )  # fmt: skip
     types = {t.data_type for t in result.model.graph.initializer if t.name.endswith("weight_quantized")}

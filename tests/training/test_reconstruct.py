@@ -20,7 +20,7 @@ BODY = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4, 6, 6] x) => (f
     h = GlobalAveragePool(f)  k = Flatten(h)  l = Gemm<transB = 1>(k, w3, b3)  y = Softmax(l)
 }"""
 SHARES = Shares(range(24), range(24, 32), 8, 0)
-OPTIONS = Options(epochs=8, lr=3e-3)
+OPTIONS = Options(epochs=12, lr=0.006, lr_factors={"bias": 5.0})
 
 
 def float_model():

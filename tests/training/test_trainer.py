@@ -59,7 +59,7 @@ def training(examples, line=None, judge=None, optimizer="adam", epochs=5, rate=0
     line = line or Line()
     shares = divide(examples, 4, 0.1, Context())
     judge = judge or Judge(line, ["y"], examples, shares, given)
-    made = OPTIMIZERS[optimizer](line.parameters, line.kinds, factors={"bias": 1.0})
+    made = OPTIMIZERS[optimizer](line.parameters, line.kinds)
     ctx = options.pop("ctx", Context())
     schedule = Schedule("cosine", epochs * shares.steps, 3)
     return Trainer(line, examples, shares, given, judge, made, rate, schedule, ctx, identity={"lr": rate}, **options)
