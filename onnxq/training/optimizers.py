@@ -103,7 +103,7 @@ class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, algorithm 1): β1 = 0.9, β2 = 0.999, ε = 1e-8."""
 
     parts = ("mean", "square")
-    rate = 5e-4
+    rate = 1e-3
 
     def _direction(self, gradient: Array, *state: Array) -> Array:
         mean, square = state

@@ -9,7 +9,21 @@ import onnx
 import pytest
 
 LENET = Path(__file__).parents[2] / "models" / "lenet"
-QUICK = ("--weights", "int4", "--rounding", "nearest", "--no-search", "--epochs", 2, "--batch", 8, "--threads", 1)
+QUICK = (
+    "--weights",
+    "int4",
+    "--rounding",
+    "nearest",
+    "--no-search",
+    "--epochs",
+    2,
+    "--batch",
+    8,
+    "--threads",
+    1,
+    "--lr",
+    0.01,
+)
 
 
 @pytest.fixture
@@ -41,7 +55,7 @@ def test_model_report_and_checkpoint(onnxq, data, tmp_path):
     code, text, _ = train(onnxq, data, *QUICK, "-o", out, "--checkpoint", folder)
     assert code == 0 and "after 14 of a checkpoint" in " ".join(text.split()) and out.read_bytes() == first
     code, text, err = train(onnxq, data, *QUICK, "-o", out, "--checkpoint", folder, "--lr", 0.1)
-    assert (code, text) == (2, "") and "lr 0.0002 there, 0.1 now" in err and out.read_bytes() == first
+    assert (code, text) == (2, "") and "lr 0.01 there, 0.1 now" in err and out.read_bytes() == first
 
 
 def test_labels_rates_and_frozen_layers(onnxq, data, tmp_path):
