@@ -50,9 +50,9 @@ class Row:
 
 
 LENET_TRAINING = {"epochs": 20, "batch": 32, "lr": 0.02}
-PAGES_TRAINING = {"epochs": 12, "batch": 32, "lr": 2e-4}
+PAGES_RATE = 5e-4
 PHOTOS_TRAINING = {
-    "epochs": 5,
+    "epochs": 4,
     "batch": 8,
     "lr": 1.5e-3,
     "scales": True,
@@ -66,7 +66,7 @@ ROWS = (
     Row("lenet", "INT4, GPTQ", {"target": "onnx"}, LENET_TRAINING),
     Row("lenet", "INT2, nearest", {**INT2, "rounding": "nearest"}, LENET_TRAINING),
     Row("lenet", "INT2, GPTQ", INT2, LENET_TRAINING),
-    Row("orientation", "INT4, GPTQ", {"target": "ort-cpu"}, PAGES_TRAINING),
+    Row("orientation", "INT4, GPTQ", {"target": "ort-cpu"}, {"epochs": 20, "batch": 32, "lr": PAGES_RATE}),
     Row("efficientnet", "INT4, GPTQ of float inputs", {"target": "ort-cpu", "inputs": "float"}, PHOTOS_TRAINING),
     Row("efficientnet", "INT4, GPTQ", {"target": "ort-cpu"}, {**PHOTOS_TRAINING, "lr": 5e-4}),
 )

@@ -33,11 +33,11 @@ def training(count: int, seed: int = 0) -> Iterator[Array]:
 
 
 def view(picture: Image.Image, rng: np.random.Generator | None) -> Array:
-    """The picture, or, with ``rng``, a random 50 to 100 % of its area, half of them mirrored; uint8 [224, 224, 3]."""
+    """The picture, or, with ``rng``, a random 30 to 100 % of its area, half of them mirrored; uint8 [224, 224, 3]."""
     w, h = picture.size
     if rng is None:
         return _resized(picture, (0, 0, w, h))
-    area, aspect = rng.uniform(0.5, 1.0) * w * h, np.exp(rng.uniform(-0.28, 0.28))
+    area, aspect = rng.uniform(0.3, 1.0) * w * h, np.exp(rng.uniform(-0.28, 0.28))
     width, height = min(w, int(np.sqrt(area * aspect))), min(h, int(np.sqrt(area / aspect)))
     x, y = rng.integers(0, w - width + 1), rng.integers(0, h - height + 1)
     seen = _resized(picture, (int(x), int(y), int(x) + width, int(y) + height))
