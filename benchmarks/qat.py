@@ -49,8 +49,8 @@ class Row:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
-LENET_TRAINING = {"epochs": 20, "batch": 32, "lr": 0.02}
-PAGES_RATE = 5e-4
+LENET_TRAINING = {"epochs": 20, "batch": 32, "lr": 0.01}
+PAGES_TRAINING = {"epochs": 12, "batch": 32, "lr": 2e-4}
 PHOTOS_TRAINING = {
     "epochs": 4,
     "batch": 8,
@@ -66,9 +66,8 @@ ROWS = (
     Row("lenet", "INT4, GPTQ", {"target": "onnx"}, LENET_TRAINING),
     Row("lenet", "INT2, nearest", {**INT2, "rounding": "nearest"}, LENET_TRAINING),
     Row("lenet", "INT2, GPTQ", INT2, LENET_TRAINING),
-    Row("orientation", "INT4, GPTQ", {"target": "ort-cpu"}, {"epochs": 20, "batch": 32, "lr": PAGES_RATE}),
+    Row("orientation", "INT4, GPTQ", {"target": "ort-cpu"}, PAGES_TRAINING),
     Row("efficientnet", "INT4, GPTQ of float inputs", {"target": "ort-cpu", "inputs": "float"}, PHOTOS_TRAINING),
-    Row("efficientnet", "INT4, GPTQ", {"target": "ort-cpu"}, {**PHOTOS_TRAINING, "lr": 5e-4}),
 )
 
 
