@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxq.errors import OptionError, near
-from onnxq.linting.rule import Rule
+
+if TYPE_CHECKING:
+    from onnxq.linting.rule import Rule
 
 _RULES = Path(__file__).parent.parent / "rules"
 
@@ -20,6 +22,8 @@ _RULES = Path(__file__).parent.parent / "rules"
 @cache
 def rules() -> dict[str, Rule]:
     """Every rule by code, in order."""
+    from onnxq.linting.rule import Rule
+
     found: dict[str, Rule] = {}
     for file in _files():
         module = importlib.import_module(f"onnxq.rules.{file.stem}")
